@@ -1,0 +1,72 @@
+"""Losses: one chunk's log-probs in, contributions out. No mask, no mean, no clipping inside.
+
+Shapes: T response tokens of a chunk, V vocabulary entries, K kept entries (V, or k + 1 with `loss.top_k`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from opsd.registry import Option
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Loss(Option):
+    """How far the student is from the teacher at each response token."""
+
+    temperature: float | None  # both logits are divided by it; null: the rollout's
+    top_k: int | None
+
+    def __call__(
+        self, student_logps_TV: Tensor, teacher_logps_TV: Tensor, *, response_ids_T: Tensor, sampler_logps_T: Tensor
+    ) -> Tensor:
+        """Contributions `[T, K]`; a row's sum is the token's value.
+
+        Args:
+            student_logps_TV: log-probs with gradient, float32 or float64.
+            teacher_logps_TV: log-probs without gradient.
+            response_ids_T: the sampled tokens.
+            sampler_logps_T: their log-probs under the sampler's processed distribution.
+        """
+        raise NotImplementedError
+
+    def largest(self) -> tuple[float, float]:
+        """Upper bounds of one entry and of one token's value (inf where there is none): a clip above them cannot bind."""
+        return float("inf"), float("inf")
+
+
+class Divergence(Loss):
+    """A sum over the vocabulary of a term in the two log-probs of an entry. Subclasses say the term."""
+
+    def __post_init__(self) -> None:
+        if self.temperature is not None and not self.temperature > 0:
+            raise ValueError(f"loss.temperature={self.temperature}: must be above 0, or null for the rollout's.")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"loss.top_k={self.top_k}: must be at least 1, or null for the whole vocabulary.")
+
+    def term(self, student_logps_TK: Tensor, teacher_logps_TK: Tensor) -> Tensor:
+        """The contribution of each entry, `[T, K]`."""
+        raise NotImplementedError
+
+    def __call__(
+        self, student_logps_TV: Tensor, teacher_logps_TV: Tensor, *, response_ids_T: Tensor, sampler_logps_T: Tensor
+    ) -> Tensor:
+        if self.top_k is None or self.top_k >= teacher_logps_TV.shape[-1]:
+            return self.term(student_logps_TV, teacher_logps_TV)
+        kept_TK = teacher_logps_TV.topk(self.top_k, dim=-1).indices
+        return self.term(with_tail(student_logps_TV, kept_TK), with_tail(teacher_logps_TV, kept_TK))
+
+
+def with_tail(logps_TV: Tensor, kept_TK: Tensor) -> Tensor:
+    """The kept entries and one more that holds the rest of the mass: `[T, K + 1]`, still a distribution.
+
+    The tail is the logsumexp of the complement, not log(1 - kept mass), which has no digits left when nearly all mass is kept.
+    """
+    import torch
+
+    rest_T = logps_TV.scatter(-1, kept_TK, float("-inf")).logsumexp(-1)
+    import torch
+
+    return torch.cat([logps_TV.gather(-1, kept_TK), rest_T[:, None]], dim=-1)

@@ -1,0 +1,164 @@
+"""What the rooms hand to each other: plain dataclasses.
+
+Shape suffixes, here and everywhere: B rows (rollouts), L padded sequence, T response tokens of a micro-batch (all rows, one after
+another, no padding), V vocabulary entries, K kept entries (V, top-k plus tail, or 1), H hidden width, D diagnostics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor, device
+    from torch.nn import Module, Parameter
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class FinishReason(Enum):
+    STOP = "stop"  # the model ended its turn
+    LENGTH = "length"  # cut at the limit
+
+
+@dataclass(kw_only=True, slots=True)
+class Problem:
+    """One row of a problem set."""
+
+    id: str
+    text: str
+    solution: str | None
+    answer: str | None
+
+
+@dataclass(kw_only=True, slots=True)
+class Prompt:
+    """One problem as both sides see it, up to where the response starts. Token ids throughout."""
+
+    problem: Problem
+    student_ids: list[int]
+    teacher_ids: list[int]
+    shortened: bool  # the privileged text was cut to fit
+
+
+@dataclass(kw_only=True, slots=True)
+class Sampling:
+    """How responses are drawn: logits / temperature, then the top_k largest, then the smallest set of mass top_p."""
+
+    temperature: float
+    top_p: float
+    top_k: int | None  # null: off
+    max_len: int  # response tokens at most, the end-of-turn token included
+
+
+@dataclass(kw_only=True, slots=True)
+class Request:
+    """One response to be sampled. Its seed alone decides its random draws, whatever else is in the batch."""
+
+    prompt_ids: list[int]
+    seed: int
+
+
+@dataclass(kw_only=True, slots=True)
+class Response:
+    """What a rollout engine gives back for one request."""
+
+    token_ids: list[int]  # with the end-of-turn token, where the model wrote one
+    logps: list[float]  # raw: log-softmax of the logits as they are
+    processed_logps: list[float]  # after temperature, top_k and top_p: the sampler's own probability
+    finish_reason: FinishReason
+    weights_version: int  # optimizer steps that the sampling weights had seen
+
+
+@dataclass(kw_only=True, slots=True)
+class Rollout:
+    """A sampled response beside the prompt it answers: what the trainer scores. The text is for people; training uses the ids."""
+
+    prompt: Prompt
+    response: Response
+    text: str
+
+
+@dataclass(kw_only=True, slots=True)
+class LoadedModel:
+    """A model in memory, ready for training or sampling.
+
+    `model` is the causal LM with its adapters, if any, injected in place; `body` returns hidden states, `head_VH` projects them.
+    """
+
+    model: PreTrainedModel
+    body: Module
+    head_VH: Parameter
+    tokenizer: PreTrainedTokenizerBase
+    context: int  # tokens the model can attend to, prompt and response together
+    stop_ids: list[int]  # tokens that end a turn
+    lora: bool
+    device: device
+
+
+@dataclass(kw_only=True, slots=True)
+class MicroBatch:
+    """Rows whose prompts and responses are scored in one forward. Right-padded; positions count real tokens only.
+
+    `rows_T` and `at_T` say, for every response token, in which row and at which position the hidden state stands that predicts it.
+    """
+
+    student: Sequences
+    teacher: Sequences
+    response_ids_T: Tensor  # int64
+    sampler_logps_T: Tensor  # float32, processed
+    sampler_raw_logps_T: Tensor  # float32, raw
+    weights_T: Tensor  # float32; the loss is the weighted sum of the tokens' values
+    places_T: Tensor  # float32 in [0, 1): how far into its own response a token stands
+    num_rows: int
+
+
+@dataclass(kw_only=True, slots=True)
+class Sequences:
+    """One side's tokens of a micro-batch."""
+
+    ids_BL: Tensor  # int64, padded with zeros on the right
+    mask_BL: Tensor  # int64, 1 on real tokens; made from lengths, never from the ids
+    positions_BL: Tensor  # int64
+    rows_T: Tensor
+    at_T: Tensor
+
+
+@dataclass(kw_only=True, slots=True)
+class StepReport:
+    """What one optimizer step leaves behind."""
+
+    step: int
+    metrics: dict[str, float]  # METHOD names, e.g. train/divergence; deterministic on the CPU
+    seconds: dict[str, float]  # wall time by part
+
+
+@dataclass(kw_only=True, slots=True)
+class Sample:
+    """One graded evaluation sample, as kept in samples.jsonl."""
+
+    problem_id: str
+    sample: int
+    seed: int
+    text: str
+    num_tokens: int
+    finish_reason: str
+    gold: str
+    extracted: str | None  # what the strict rule read, None where there was no answer
+    canonical: str | None  # the form that votes are counted in
+    frozen: bool  # right under the released evaluator's rule
+    strict: bool  # right under the integer rule
+    boxed: bool
+
+
+@dataclass(kw_only=True, slots=True)
+class EvalReport:
+    """One evaluation of one set of weights."""
+
+    benchmark: str  # the prefix its metrics carry; `<name>_custom` or `<name>_partial` where the protocol is not the benchmark's own
+    step: int
+    k: int  # samples a problem
+    metrics: dict[str, float]  # without the prefix: avg_at_12, pass_at_12, ...; scores and rates in percent
+    solve_rates: dict[str, float]  # problem id -> share of right samples, the unit of paired comparisons
+    samples: list[Sample]
+    canonical: bool
