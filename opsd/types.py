@@ -97,11 +97,21 @@ class LoadedModel:
 
 
 @dataclass(kw_only=True, slots=True)
-class MicroBatch:
-    """Rows whose prompts and responses are scored in one forward. Right-padded; positions count real tokens only.
+class Sequences:
+    """One side's tokens of a micro-batch: prompt and response of each row, then padding on the right.
 
-    `rows_T` and `at_T` say, for every response token, in which row and at which position the hidden state stands that predicts it.
+    Under a causal mask nothing real attends to what stands to its right, so neither mask nor positions are needed: padding cannot
+    change a score. `rows_T` and `at_T` say, for every response token, where the hidden state stands that predicts it.
     """
+
+    ids_BL: Tensor  # int64
+    rows_T: Tensor  # int64
+    at_T: Tensor  # int64
+
+
+@dataclass(kw_only=True, slots=True)
+class MicroBatch:
+    """Rows that are scored in one forward. Response tokens of all rows follow one another, from lengths, whatever their ids are."""
 
     student: Sequences
     teacher: Sequences
@@ -109,19 +119,8 @@ class MicroBatch:
     sampler_logps_T: Tensor  # float32, processed
     sampler_raw_logps_T: Tensor  # float32, raw
     weights_T: Tensor  # float32; the loss is the weighted sum of the tokens' values
-    places_T: Tensor  # float32 in [0, 1): how far into its own response a token stands
-    num_rows: int
-
-
-@dataclass(kw_only=True, slots=True)
-class Sequences:
-    """One side's tokens of a micro-batch."""
-
-    ids_BL: Tensor  # int64, padded with zeros on the right
-    mask_BL: Tensor  # int64, 1 on real tokens; made from lengths, never from the ids
-    positions_BL: Tensor  # int64
-    rows_T: Tensor
-    at_T: Tensor
+    index_T: Tensor  # int64, which token of its own response
+    length_T: Tensor  # int64, tokens of that response
 
 
 @dataclass(kw_only=True, slots=True)

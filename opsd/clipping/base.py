@@ -5,6 +5,7 @@ Shapes: T response tokens of a chunk, K kept entries.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from opsd.registry import Option
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@dataclass(kw_only=True, slots=True)
 class Clipping(Option):
     """How a token's, or an entry's, share of the loss is bounded by `clip`; null bounds nothing."""
 

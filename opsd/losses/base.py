@@ -5,6 +5,7 @@ Shapes: T response tokens of a chunk, V vocabulary entries, K kept entries (V, o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from opsd.registry import Option
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@dataclass(kw_only=True, slots=True)
 class Loss(Option):
     """How far the student is from the teacher at each response token."""
 
@@ -31,6 +33,10 @@ class Loss(Option):
             sampler_logps_T: their log-probs under the sampler's processed distribution.
         """
         raise NotImplementedError
+
+    def entries(self, teacher_logps_TV: Tensor) -> Tensor:
+        """The teacher's log-probs of the entries that contributions are given for, `[T, K]`."""
+        return teacher_logps_TV
 
     def largest(self) -> tuple[float, float]:
         """Upper bounds of one entry and of one token's value (inf where there is none): a clip above them cannot bind."""
@@ -53,20 +59,27 @@ class Divergence(Loss):
     def __call__(
         self, student_logps_TV: Tensor, teacher_logps_TV: Tensor, *, response_ids_T: Tensor, sampler_logps_T: Tensor
     ) -> Tensor:
+        kept_Tk = self.kept(teacher_logps_TV)
+        return self.term(with_tail(student_logps_TV, kept_Tk), with_tail(teacher_logps_TV, kept_Tk))
+
+    def kept(self, teacher_logps_TV: Tensor) -> Tensor | None:
+        """The entries that are told apart, `[T, k]`; None for all of them."""
         if self.top_k is None or self.top_k >= teacher_logps_TV.shape[-1]:
-            return self.term(student_logps_TV, teacher_logps_TV)
-        kept_TK = teacher_logps_TV.topk(self.top_k, dim=-1).indices
-        return self.term(with_tail(student_logps_TV, kept_TK), with_tail(teacher_logps_TV, kept_TK))
+            return None
+        return teacher_logps_TV.topk(self.top_k, dim=-1).indices
+
+    def entries(self, teacher_logps_TV: Tensor) -> Tensor:
+        return with_tail(teacher_logps_TV, self.kept(teacher_logps_TV))
 
 
-def with_tail(logps_TV: Tensor, kept_TK: Tensor) -> Tensor:
-    """The kept entries and one more that holds the rest of the mass: `[T, K + 1]`, still a distribution.
+def with_tail(logps_TV: Tensor, kept_Tk: Tensor | None) -> Tensor:
+    """The kept entries and one more that holds the rest of the mass: `[T, k + 1]`, still a distribution. None keeps all as they are.
 
     The tail is the logsumexp of the complement, not log(1 - kept mass), which has no digits left when nearly all mass is kept.
     """
+    if kept_Tk is None:
+        return logps_TV
+    rest_T1 = logps_TV.scatter(-1, kept_Tk, float("-inf")).logsumexp(-1, keepdim=True)
     import torch
 
-    rest_T = logps_TV.scatter(-1, kept_TK, float("-inf")).logsumexp(-1)
-    import torch
-
-    return torch.cat([logps_TV.gather(-1, kept_TK), rest_T[:, None]], dim=-1)
+    return torch.cat([logps_TV.gather(-1, kept_Tk), rest_T1], dim=-1)

@@ -1,0 +1,158 @@
+"""Checkpoints: everything a run needs to go on as if it had never stopped, in safetensors and JSON, written atomically.
+
+RUN_DIR/checkpoints/step_000100/
+    model/ or adapter/     weights, config and tokenizer; from_pretrained (or peft) loads them without this project
+    state.safetensors      optimizer tensors, teacher tensors, the generator's state
+    state.json             step, data position, seconds trained, MLflow run, versions
+
+A directory under its final name is complete: it is written beside, synced and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from opsd.types import LoadedModel
+
+FORMAT = 1
+
+
+@dataclass(kw_only=True, slots=True)
+class Progress:
+    """How far a run has come."""
+
+    step: int  # optimizer steps taken
+    position: int  # problems drawn from the stream
+    trained_s: float  # wall time of training, over all jobs
+    mlflow_run_id: str
+    engine: str
+    format: int = FORMAT
+
+
+def folder(run_dir: Path) -> Path:
+    return run_dir / "checkpoints"
+
+
+def complete(run_dir: Path) -> list[Path]:
+    """A run's checkpoints, earliest first."""
+    return sorted(folder(run_dir).glob("step_*"))
+
+
+def latest(run_dir: Path) -> Path | None:
+    found = complete(run_dir)
+    return found[-1] if found else None
+
+
+def weights(checkpoint: Path) -> Path:
+    """The directory that holds a checkpoint's weights.
+
+    Raises:
+        ValueError: there are none; the base model is never taken in their place.
+    """
+    for name in ("adapter", "model"):
+        if any((checkpoint / name).glob("*.safetensors")):
+            return checkpoint / name
+    raise ValueError(f"checkpoint={checkpoint}: no adapter/*.safetensors and no model/*.safetensors; give a complete checkpoint.")
+
+
+def save(run_dir: Path, progress: Progress, *, loaded: LoadedModel, groups: dict[str, dict[str, Tensor]], keep: int) -> Path:
+    """Writes a checkpoint and removes all but the `keep` latest.
+
+    Args:
+        groups: tensors by name for each part that has state (`optimizer`, `teacher`); the generator's state is added.
+
+    Raises:
+        OSError: the disk is full or gone; earlier checkpoints are untouched and nothing is left of this one.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    final = folder(run_dir) / f"step_{progress.step:06d}"
+    part = final.with_name(f".{final.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir(parents=True)
+        where = part / ("adapter" if loaded.lora else "model")
+        loaded.model.save_pretrained(where)
+        loaded.tokenizer.save_pretrained(where)
+        tensors = {f"{group}/{name}": value for group, entries in groups.items() for name, value in entries.items()}
+        tensors["generator/cpu"] = torch.get_rng_state()
+        if torch.cuda.is_available():
+            tensors["generator/cuda"] = torch.cuda.get_rng_state()
+        save_file({name: value.detach().contiguous().cpu() for name, value in tensors.items()}, part / "state.safetensors")
+        (part / "state.json").write_text(json.dumps(asdict(progress), indent=1) + "\n")
+        for path in [*part.rglob("*"), part]:
+            sync(path)
+        if final.exists():  # the same step once more, after a run was resumed from an earlier one
+            shutil.rmtree(final)
+        part.rename(final)
+        sync(final.parent)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    for old in complete(run_dir)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_progress(checkpoint: Path) -> Progress:
+    """How far the run was when it wrote this checkpoint."""
+    values = json.loads((checkpoint / "state.json").read_text())
+    if values.get("format") != FORMAT:
+        raise ValueError(
+            f"checkpoint={checkpoint}: its format is {values.get('format')}, this opsd reads {FORMAT}; use the opsd that wrote it."
+        )
+    return Progress(**values)
+
+
+def restore(checkpoint: Path, *, loaded: LoadedModel) -> dict[str, dict[str, Tensor]]:
+    """Puts the weights and the generator's state back in place; gives the other groups of tensors as `save` got them."""
+    import torch
+    from safetensors.torch import load_file
+
+    load_weights(weights(checkpoint), loaded)
+    groups: dict[str, dict[str, Tensor]] = {}
+    for entry, value in load_file(checkpoint / "state.safetensors").items():
+        group, name = entry.split("/", 1)
+        groups.setdefault(group, {})[name] = value
+    generator = groups.pop("generator")
+    torch.set_rng_state(generator["cpu"])
+    if "cuda" in generator and torch.cuda.is_available():
+        torch.cuda.set_rng_state(generator["cuda"])
+    return groups
+
+
+def load_weights(directory: Path, loaded: LoadedModel) -> None:
+    """The weights of a directory into the model in memory, in place: nobody's view of the model goes stale."""
+    from safetensors.torch import load_file
+
+    tensors = {name: value for file in sorted(directory.glob("*.safetensors")) for name, value in load_file(file).items()}
+    if loaded.lora:
+        from peft import set_peft_model_state_dict
+
+        outcome = set_peft_model_state_dict(loaded.model, tensors)
+        missing, unexpected = [n for n in outcome.missing_keys if "lora_" in n], outcome.unexpected_keys
+    else:
+        outcome = loaded.model.load_state_dict(tensors, strict=False)
+        tied = set(loaded.model.all_tied_weights_keys or ())
+        missing, unexpected = [name for name in outcome.missing_keys if name not in tied], outcome.unexpected_keys
+    if missing or unexpected:
+        raise ValueError(
+            f"checkpoint={directory}: its weights do not fit the model: missing {missing[:3]}, unexpected {unexpected[:3]}."
+        )

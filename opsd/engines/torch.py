@@ -1,0 +1,67 @@
+"""Plain torch in one process."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from opsd.engines.base import AdamW, Engine, NonFinite, TrainingEngine
+from opsd.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from opsd.scoring import Objective
+    from opsd.types import MicroBatch
+
+
+class TorchEngine(TrainingEngine):
+    def __init__(self, objective: Objective, settings: AdamW) -> None:
+        import torch
+
+        self.objective = objective
+        self.max_grad_norm = settings.max_grad_norm
+        self.parameters = {name: p for name, p in objective.model.named_parameters() if p.requires_grad}
+        self.optimizer = torch.optim.AdamW(
+            self.parameters.values(), lr=0.0, betas=tuple(settings.betas), weight_decay=settings.weight_decay
+        )
+
+    def accumulate(self, batch: MicroBatch, teacher_TH: Tensor, teacher_head_VH: Tensor, *, want_cosine: bool) -> Tensor:
+        self.objective.want_cosine = want_cosine
+        loss, diagnostics_TD = self.objective(batch, teacher_TH, teacher_head_VH)
+        loss.backward()
+        return diagnostics_TD
+
+    def step(self, *, lr: float) -> float:
+        import torch
+
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.max_grad_norm))
+        if not math.isfinite(norm):
+            self.optimizer.zero_grad()
+            raise NonFinite(f"the gradient norm is {norm}")
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return norm
+
+    def state(self) -> dict[str, Tensor]:
+        return {
+            f"{key}/{name}": value
+            for name, parameter in self.parameters.items()
+            for key, value in self.optimizer.state[parameter].items()
+        }
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        for entry, value in state.items():
+            key, name = entry.split("/", 1)
+            parameter = self.parameters[name]
+            self.optimizer.state[parameter][key] = value if key == "step" else value.to(parameter.device)
+
+
+@register("engine", "torch")
+class Torch(Engine):
+    def build(self, objective: Objective, *, optimizer: AdamW) -> TrainingEngine:
+        if self.gradient_checkpointing:
+            objective.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return TorchEngine(objective, optimizer)

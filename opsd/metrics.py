@@ -1,0 +1,72 @@
+"""What a step's tokens and rollouts say about the run, as flat numbers (docs/method.md lists them)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from opsd.scoring import DIAGNOSTICS
+from opsd.types import FinishReason, MicroBatch, Rollout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MEANS = ("divergence", "clipped_entries", "clipped_tokens", "clipped_mass", "student_entropy", "teacher_entropy", "agreement")
+NGRAM = 8  # tokens of a repeated piece of text
+FIRST_TOKENS = 4  # where a response boundary that the two sides see differently shows
+
+
+def token_metrics(batches: Sequence[MicroBatch], diagnostics: Sequence[Tensor]) -> dict[str, float]:
+    """Metrics of the optimizer step's response tokens. Means are over tokens, the objective is the loss itself."""
+    import torch
+
+    values_ND = torch.cat(list(diagnostics)).double()
+    columns = dict(zip(DIAGNOSTICS, values_ND.unbind(-1), strict=True))
+    weights_N = torch.cat([batch.weights_T for batch in batches]).double()
+    index_N = torch.cat([batch.index_T for batch in batches])
+    place_N = index_N / torch.cat([batch.length_T for batch in batches])
+    raw_N = torch.cat([batch.sampler_raw_logps_T for batch in batches]).double()
+    metrics = {"train/objective": float((columns["value"] * weights_N).sum())}
+    metrics |= {f"train/{name}": float(columns[name].mean()) for name in MEANS}
+    metrics["train/negative_tokens"] = float((columns["value"] < 0).double().mean())
+    for name, low, high in (("first", 0.0, 1 / 3), ("middle", 1 / 3, 2 / 3), ("last", 2 / 3, 1.0)):
+        third_N = (place_N >= low) & (place_N < high)
+        if third_N.any():
+            metrics[f"train/divergence_{name}"] = float(columns["divergence"][third_N].mean())
+    gap_N = (columns["teacher_logp"] - columns["student_logp"]).abs()
+    metrics["train/teacher_gap"] = float(gap_N.mean())
+    metrics["train/teacher_gap_first"] = float(gap_N[index_N < FIRST_TOKENS].mean())
+    cosine_N = columns["cosine"][~columns["cosine"].isnan()]
+    if len(cosine_N):
+        metrics["train/cosine_median"] = float(cosine_N.median())
+        metrics["train/cosine_negative"] = float((cosine_N < 0).double().mean())
+    sampler_gap_N = (columns["raw_logp"] - raw_N).abs()
+    metrics["rollout/sampler_gap"] = float(sampler_gap_N.mean())
+    metrics["rollout/sampler_gap_max"] = float(sampler_gap_N.max())
+    metrics["train/response_tokens"] = float(len(weights_N))
+    return metrics
+
+
+def rollout_metrics(rollouts: Sequence[Rollout], *, boxed: Sequence[bool], correct: Sequence[bool | None]) -> dict[str, float]:
+    """Metrics of the sampled texts; rates are shares from 0 to 1. `correct` is None where no answer is known."""
+    responses = [rollout.response for rollout in rollouts]
+    lengths = [len(response.token_ids) for response in responses]
+    known = [verdict for verdict in correct if verdict is not None]
+    metrics = {
+        "rollout/mean_len": sum(lengths) / len(lengths),
+        "rollout/max_len": float(max(lengths)),
+        "rollout/empty": float(sum(length == 0 for length in lengths)),
+        "rollout/truncated": sum(r.finish_reason is FinishReason.LENGTH for r in responses) / len(responses),
+        "rollout/boxed": sum(boxed) / len(boxed),
+        "rollout/repeated": sum(repeated(response.token_ids) for response in responses) / len(responses),
+        "rollout/weights_version": float(min(response.weights_version for response in responses)),
+    }
+    if known:
+        metrics["rollout/correct"] = sum(known) / len(known)
+    return metrics
+
+
+def repeated(token_ids: Sequence[int]) -> float:
+    """Share of a text's token n-grams that stood in it before: near 0 for prose, near 1 for a loop."""
+    grams = [tuple(token_ids[i : i + NGRAM]) for i in range(len(token_ids) - NGRAM + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0

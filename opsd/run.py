@@ -1,0 +1,392 @@
+"""The training loop, and the only job entry: `python -m opsd.run RUN_DIR`, here or on a cluster.
+
+A job reads its frozen config, goes on from the latest checkpoint it finds (there is none at first), and ends with result.json.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from opsd import batching, checkpoints, config
+from opsd.checkpoints import Progress
+from opsd.config import Run, Schedule, Train
+from opsd.engines.base import AdamW, NonFinite
+from opsd.seeding import derive
+from opsd.stream import ProblemStream
+from opsd.terminal import Terminal, fail
+from opsd.tracking import Tracker, store_from
+from opsd.types import EvalReport, LoadedModel, Request, Rollout, StepReport
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from opsd.engines.base import TrainingEngine
+    from opsd.rollouts.base import Sampler
+    from opsd.teachers.base import TeacherModel
+
+INTERRUPTED = 130
+
+
+@dataclass(kw_only=True, slots=True)
+class Parts:
+    """What a run is made of once it is in memory."""
+
+    run: Run
+    run_dir: Path
+    loaded: LoadedModel
+    stream: ProblemStream
+    sampler: Sampler
+    teacher: TeacherModel
+    engine: TrainingEngine
+    tracker: Tracker
+    terminal: Terminal
+    progress: Progress
+    interrupt: Interrupt
+
+
+@dataclass(slots=True)
+class Interrupt:
+    """Ctrl-C or SIGTERM: the step at hand is finished first; a second one ends at once."""
+
+    requested: bool = False
+    idle: bool = field(default=False)  # nothing is in the making that a checkpoint would not hold
+
+    def install(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.on_signal)
+
+    def on_signal(self, number: int, frame: object) -> None:
+        if self.requested or self.idle:
+            raise KeyboardInterrupt
+        self.requested = True
+        fail("interrupted: finishing this step and saving a checkpoint (once more to stop at once)")
+
+
+def main(run_dir: Path) -> int:
+    """Runs the job of a run directory; the exit status."""
+    terminal = Terminal(every=10)
+    try:
+        run = config.load(run_dir)
+        terminal.every = run.train.log_every
+        parts = build(run, run_dir, terminal)
+    except Exception as error:  # the one place where a job's failures end: each is recorded, none is swallowed
+        return record_failure(run_dir, error)
+    try:
+        finished = train(parts)
+        parts.tracker.close("FINISHED" if finished else "KILLED")
+    except KeyboardInterrupt:
+        finished = False
+        parts.tracker.close("KILLED")
+    except Exception as error:
+        return record_failure(run_dir, error, parts)
+    if not finished:
+        fail(f"interrupted after step {parts.progress.step}; go on with: python launch.py resume={run_dir}")
+        return INTERRUPTED
+    return 0
+
+
+def build(run: Run, run_dir: Path, terminal: Terminal) -> Parts:
+    """Everything in memory, as it was at the latest checkpoint."""
+    import torch
+
+    from opsd.scoring import Objective
+
+    torch.set_num_threads(run.threads)
+    torch.manual_seed(derive(run.seed, "torch"))
+    store, run_id = store_from(json.loads((run_dir / "launch.json").read_text()))
+    problems = run.data.load(seed=run.seed)
+    loaded = run.model.load(seed=run.seed, device=run.engine.device)
+    stream = ProblemStream(
+        problems=problems,
+        render=lambda problem: run.prompt.render(
+            problem, tokenizer=loaded.tokenizer, max_prompt_tokens=loaded.context - run.rollout.max_len
+        ),
+        seed=run.seed,
+    )
+    sampler = run.rollout.build(loaded)
+    teacher = run.teacher.build(loaded)
+    objective = Objective(
+        loaded, loss=run.loss, clipping=run.clipping, temperature=run.loss_temperature, chunk_tokens=run.train.chunk_tokens
+    )
+    optimizer = AdamW(betas=run.train.betas, weight_decay=run.train.weight_decay, max_grad_norm=run.train.max_grad_norm)
+    engine = run.engine.build(objective, optimizer=optimizer)
+    progress = Progress(step=0, position=0, trained_s=0.0, mlflow_run_id=run_id, engine=run.engine.name)
+    found = checkpoints.latest(run_dir)
+    if found is not None:
+        progress = checkpoints.read_progress(found)
+        groups = checkpoints.restore(found, loaded=loaded)
+        engine.load_state(groups.get("optimizer", {}))
+        teacher.load_state(groups.get("teacher", {}))
+        stream.position = progress.position
+        terminal.say(f"going on from {found}")
+    sampler.sync(weights_version=progress.step)
+    tracker = Tracker(run_dir, store, run_id, step=progress.step, system_metrics=run.tracking.system_metrics)
+    return Parts(
+        run=run,
+        run_dir=run_dir,
+        loaded=loaded,
+        stream=stream,
+        sampler=sampler,
+        teacher=teacher,
+        engine=engine,
+        tracker=tracker,
+        terminal=terminal,
+        progress=progress,
+        interrupt=Interrupt(),
+    )
+
+
+def train(parts: Parts) -> bool:
+    """The loop. Whether the run came to its end; otherwise it was interrupted and can go on."""
+    run, progress = parts.run, parts.progress
+    parts.interrupt.install()
+    parts.tracker.artifact(parts.run_dir / "config.yaml")
+    parts.tracker.artifact(parts.run_dir / "launch.json")
+    if progress.step == 0:
+        save(parts)
+    evaluate_if_due(parts, last=False)
+    with parts.terminal.steps(first=progress.step, total=run.train.steps):
+        while progress.step < run.train.steps and not out_of_time(parts) and not parts.interrupt.requested:
+            report = take_step(parts, progress.step + 1)
+            parts.tracker.log(report.step, report.metrics, timings=report.seconds)
+            parts.terminal.step(report.step, run.train.steps, report.metrics, report.seconds["time/tokens_per_s"])
+            if report.step % run.train.save_every == 0 or is_evaluation_due(run, report.step):
+                save(parts)
+            evaluate_if_due(parts, last=False)
+    save(parts)
+    if parts.interrupt.requested:
+        return False
+    evaluate_if_due(parts, last=True)
+    finish(parts)
+    return True
+
+
+def take_step(parts: Parts, step: int) -> StepReport:
+    """One optimizer step: sample, score with both sides, pull the student to the teacher."""
+    run, clock = parts.run, Clock()
+    prompts, dropped = parts.stream.take(run.train.batch // run.rollout.samples)
+    rollouts = sample(parts, prompts, step)
+    clock.lap("time/rollout_s")
+    weights = batching.token_weights(rollouts, run.train.reduction)
+    want_cosine = step == 1 or step % run.train.log_every == 0
+    batches, diagnostics = [], []
+    for rows in batching.cut(rollouts, micro_tokens=run.train.micro_tokens):
+        batch = batching.collate([rollouts[row] for row in rows], [weights[row] for row in rows], parts.loaded.device)
+        teacher_TH = parts.teacher.hidden(batch.teacher)
+        clock.lap("time/teacher_s")
+        diagnostics.append(parts.engine.accumulate(batch, teacher_TH, parts.teacher.head_VH, want_cosine=want_cosine))
+        batches.append(batch)
+        clock.lap("time/student_s")
+    lr = learning_rate(run.train, step)
+    norm = parts.engine.step(lr=lr)
+    parts.teacher.after_step(step)
+    clock.lap("time/optimizer_s")
+    parts.sampler.sync(weights_version=step)
+    clock.lap("time/sync_s")
+    metrics = describe(parts, step, rollouts, batches, diagnostics)
+    metrics |= {"train/grad_norm": norm, "train/lr": lr, "rollout/dropped": float(dropped)}
+    metrics["rollout/shortened"] = float(sum(prompt.shortened for prompt in prompts))
+    parts.progress.step, parts.progress.position = step, parts.stream.position
+    parts.progress.trained_s += clock.total_s
+    timings = {**clock.laps, "time/step_s": clock.total_s, "time/tokens_per_s": metrics["train/response_tokens"] / clock.total_s}
+    return StepReport(step=step, metrics=metrics, seconds=timings | memory())
+
+
+def sample(parts: Parts, prompts: list[Any], step: int) -> list[Rollout]:
+    """The step's rollouts, all prompts in one call. Draws are decided by (seed, step, problem, sample)."""
+    run = parts.run
+    asked = [(prompt, number) for prompt in prompts for number in range(run.rollout.samples)]
+    requests = [
+        Request(prompt_ids=prompt.student_ids, seed=derive(run.seed, "rollout", step, prompt.problem.id, number))
+        for prompt, number in asked
+    ]
+    responses = parts.sampler.generate(requests, sampling=run.rollout.sampling)
+    stale = {response.weights_version for response in responses} - {step - 1}
+    assert not stale, f"step {step} was sampled from the weights after steps {stale}"
+    texts = parts.loaded.tokenizer.batch_decode([response.token_ids for response in responses])
+    return [
+        Rollout(prompt=prompt, response=response, text=text)
+        for (prompt, _), response, text in zip(asked, responses, texts, strict=True)
+    ]
+
+
+def describe(parts: Parts, step: int, rollouts: list[Rollout], batches: list[Any], diagnostics: list[Tensor]) -> dict[str, float]:
+    """The step's metrics; every `train.log_every` steps its rollouts are kept too."""
+    from opsd.evaluation.grading import grade_strict
+    from opsd.metrics import rollout_metrics, token_metrics
+
+    grades = [grade_strict(rollout.text, rollout.prompt.problem.answer) for rollout in rollouts]
+    metrics = token_metrics(batches, diagnostics)
+    metrics |= rollout_metrics(rollouts, boxed=[g.boxed for g in grades], correct=[g.correct for g in grades])
+    if step == 1 or step % parts.run.train.log_every == 0:
+        file = parts.run_dir / "rollouts" / f"step_{step:06d}.jsonl"
+        file.parent.mkdir(exist_ok=True)
+        rows = [
+            {
+                "problem_id": rollout.prompt.problem.id,
+                "problem": rollout.prompt.problem.text,
+                "response": rollout.text,
+                "tokens": len(rollout.response.token_ids),
+                "finish_reason": rollout.response.finish_reason.value,
+                "answer": rollout.prompt.problem.answer,
+                "correct": grade.correct,
+            }
+            for rollout, grade in zip(rollouts, grades, strict=True)
+        ]
+        file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        parts.tracker.artifact(file, "rollouts")
+    return metrics
+
+
+def learning_rate(train: Train, step: int) -> float:
+    """Of the step that is about to be taken, from 1."""
+    if step <= train.warmup:
+        return train.lr * step / train.warmup
+    if train.schedule is Schedule.constant:
+        return train.lr
+    done = (step - 1 - train.warmup) / (train.steps - train.warmup)
+    return train.lr * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def out_of_time(parts: Parts) -> bool:
+    limit_s = parts.run.train.max_time_s
+    return limit_s is not None and parts.progress.trained_s >= limit_s
+
+
+def is_evaluation_due(run: Run, step: int) -> bool:
+    return run.eval.enabled and run.eval.every > 0 and step % run.eval.every == 0
+
+
+def evaluate_if_due(parts: Parts, *, last: bool) -> None:
+    """Before the first step, every `eval.every` steps and after the last; once for a step, also after a resume."""
+    from opsd.evaluate import evaluate, save_report
+
+    run, step = parts.run, parts.progress.step
+    if not run.eval.enabled or not (last or step == 0 or is_evaluation_due(run, step)):
+        return
+    if parts.tracker.has(step, "evaluation"):
+        return
+    parts.terminal.say(f"evaluating {run.eval.name} at step {step}")
+    began = time.perf_counter()
+    parts.interrupt.idle = True
+    report = evaluate(run.eval, loaded=parts.loaded, sampler=parts.sampler, seed=run.seed, step=step)
+    parts.interrupt.idle = False
+    directory = parts.run_dir / "evaluations" / f"step_{step:06d}"
+    save_report(report, directory)
+    parts.tracker.log(step, evaluation_metrics(report), timings={"time/evaluation_s": time.perf_counter() - began})
+    parts.tracker.flush()
+    parts.tracker.artifact(directory / "samples.jsonl", f"evaluations/step_{step:06d}")
+    headline = f"avg_at_{report.k}"
+    parts.terminal.say(f"step {step}: {report.benchmark}/{headline} {report.metrics[headline]:.1f}")
+
+
+def evaluation_metrics(report: EvalReport) -> dict[str, float]:
+    """Under the benchmark's name; the short column is for the canonical protocol alone."""
+    metrics = {f"{report.benchmark}/{name}": value for name, value in report.metrics.items()}
+    if report.canonical:
+        metrics[report.benchmark] = report.metrics[f"avg_at_{report.k}"]
+    return metrics | {"evaluation": 1.0}
+
+
+def save(parts: Parts) -> None:
+    """A checkpoint of the step at hand, unless it exists."""
+    latest = checkpoints.latest(parts.run_dir)
+    if latest is not None and checkpoints.read_progress(latest).step == parts.progress.step:
+        return
+    parts.tracker.flush()
+    groups = {"optimizer": parts.engine.state(), "teacher": parts.teacher.state()}
+    checkpoints.save(parts.run_dir, parts.progress, loaded=parts.loaded, groups=groups, keep=parts.run.train.keep)
+
+
+def finish(parts: Parts) -> None:
+    """result.json: what the launcher prints and tables rank."""
+    from opsd.evaluate import compare, load_report
+
+    run, step = parts.run, parts.progress.step
+    result: dict[str, Any] = {"status": "finished", "step": step, "message": None}
+    if run.eval.enabled:
+        before, after = (load_report(parts.run_dir / "evaluations" / f"step_{at:06d}") for at in (0, step))
+        metric = f"avg_at_{after.k}"
+        result |= {"benchmark": after.benchmark, "metric": metric, "before": before.metrics[metric], "after": after.metrics[metric]}
+        result["difference"] = compare(before, after)
+    write_result(parts.run_dir, result)
+
+
+def write_result(run_dir: Path, result: dict[str, Any]) -> None:
+    part = run_dir / "result.json.part"
+    part.write_text(json.dumps(result, indent=1) + "\n")
+    part.replace(run_dir / "result.json")
+
+
+def record_failure(run_dir: Path, error: Exception, parts: Parts | None = None) -> int:
+    """One message for what users can mend, a traceback for what they cannot; FAILED in MLflow; the last good state is kept."""
+    expected = isinstance(error, (ValueError, OSError, NonFinite, FloatingPointError, MemoryError))
+    if not expected:
+        traceback.print_exception(error)
+    message = str(error) or type(error).__name__
+    if parts is not None:
+        message = f"step {parts.progress.step + 1}: {message}"
+        if isinstance(error, (NonFinite, FloatingPointError)):
+            message += f"; state saved after step {keep_finite(parts)}; lower train.lr or train.max_grad_norm"
+        latest = checkpoints.latest(run_dir)
+        if latest is not None:
+            message += f"; go on from {latest} with: python launch.py resume={run_dir}"
+    fail(message)
+    for act in (
+        lambda: write_result(run_dir, {"status": "failed", "step": parts.progress.step if parts else 0, "message": message}),
+        lambda: parts and parts.tracker.close("FAILED"),
+    ):
+        try:
+            act()
+        except (OSError, ValueError) as second:
+            fail(str(second))
+    return 1
+
+
+def keep_finite(parts: Parts) -> int:
+    """Saves the state before the step that failed, unless its weights are spoilt; the step that can be gone on from."""
+    if all(bool(p.isfinite().all()) for p in parts.loaded.model.parameters()):
+        save(parts)
+    latest = checkpoints.latest(parts.run_dir)
+    assert latest is not None, "step 0 is always a checkpoint"
+    return checkpoints.read_progress(latest).step
+
+
+class Clock:
+    """Seconds by part."""
+
+    def __init__(self) -> None:
+        self.began = self.last = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = self.laps.get(name, 0.0) + now - self.last
+        self.last = now
+
+    @property
+    def total_s(self) -> float:
+        return time.perf_counter() - self.began
+
+
+def memory() -> dict[str, float]:
+    """Peak memory so far, in MB: the process's, and the GPU's where there is one."""
+    import torch
+
+    peak = {"memory/peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    if torch.cuda.is_available():
+        peak["memory/gpu_peak_mb"] = torch.cuda.max_memory_allocated() / 2**20
+    return peak
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]).absolute()))

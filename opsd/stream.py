@@ -1,0 +1,53 @@
+"""The order in which a run sees its problems: shuffled anew every epoch, a pure function of the seed and the position."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from opsd.seeding import derive
+from opsd.types import Problem, Prompt
+
+
+@dataclass(kw_only=True, slots=True)
+class ProblemStream:
+    """Prompts without end. `position` counts the problems drawn, dropped ones included; setting it goes on from there."""
+
+    problems: Sequence[Problem]
+    render: Callable[[Problem], Prompt | None]  # None: the row is dropped
+    seed: int
+    position: int = 0
+    order: tuple[int, list[int]] = field(default=(-1, []))  # the epoch at hand and its permutation
+
+    def take(self, count: int) -> tuple[list[Prompt], int]:
+        """The next prompts, and how many rows were dropped on the way.
+
+        Raises:
+            ValueError: a whole epoch was dropped.
+        """
+        prompts: list[Prompt] = []
+        dropped = in_a_row = 0
+        while len(prompts) < count:
+            prompt = self.render(self._next())
+            if prompt is not None:
+                prompts.append(prompt)
+                in_a_row = 0
+                continue
+            dropped += 1
+            in_a_row += 1
+            if in_a_row == len(self.problems):
+                raise ValueError(
+                    f"data: all {len(self.problems)} problems are too long for the context; lower rollout.max_len, "
+                    "raise model.context, or set prompt.too_long=shorten."
+                )
+        return prompts, dropped
+
+    def _next(self) -> Problem:
+        epoch, place = divmod(self.position, len(self.problems))
+        if self.order[0] != epoch:
+            permutation = list(range(len(self.problems)))
+            random.Random(derive(self.seed, "order", epoch)).shuffle(permutation)
+            self.order = (epoch, permutation)
+        self.position += 1
+        return self.problems[self.order[1][place]]

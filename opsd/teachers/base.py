@@ -1,0 +1,40 @@
+"""Teachers: who scores the response with the solution in view. They give hidden states and a head; never a gradient."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from opsd.registry import Option
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from opsd.types import LoadedModel, Sequences
+
+
+class TeacherModel:
+    """A teacher in memory."""
+
+    head_VH: Tensor  # projects the hidden states to the student's vocabulary; H is the teacher's own width
+
+    def hidden(self, side: Sequences) -> Tensor:
+        """The hidden states that predict the response tokens, `[T, H]`."""
+        raise NotImplementedError
+
+    def after_step(self, step: int) -> None:
+        """Called when the student's weights have changed."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold for the teacher to go on. Empty where the starting weights tell all."""
+        return {}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        assert not state, f"a teacher without state was given {sorted(state)}"
+
+
+class Teacher(Option):
+    """Which weights the teacher has."""
+
+    def build(self, loaded: LoadedModel) -> TeacherModel:
+        """Called once, while `loaded` still holds its STARTING weights, also when a run resumes."""
+        raise NotImplementedError

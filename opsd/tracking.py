@@ -1,0 +1,248 @@
+"""Where a run is recorded: one flat MLflow run, and metrics.jsonl beside it, always.
+
+The launcher makes the store, the experiment and the run (many jobs that create a store at once trip over its migrations) and hands
+the run's id to the job, which attaches to it; a resumed job goes on with the same run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+UI_ADDRESS = "http://127.0.0.1:5000"
+FLUSH_S = 2.0  # metrics are sent in one call at most this often, and before every checkpoint and exit
+
+
+@dataclass(kw_only=True, slots=True)
+class Store:
+    """An MLflow tracking store with its experiment."""
+
+    uri: str
+    experiment_id: str
+
+
+class TrackingError(ValueError):
+    """The record could not be kept."""
+
+
+def store_uri() -> str:
+    """MLFLOW_TRACKING_URI, or the sqlite file mlflow.db in the working directory."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
+
+
+def client(uri: str) -> MlflowClient:
+    """A client that gives up on an unreachable server within seconds instead of minutes."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("DO_NOT_TRACK", "true")
+    import logging
+
+    for noisy in ("mlflow", "alembic"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    import mlflow
+
+    mlflow.set_tracking_uri(uri)
+    return mlflow.MlflowClient(tracking_uri=uri)
+
+
+@contextmanager
+def explained(what: str, uri: str) -> Iterator[None]:
+    """MLflow's failures as one message that names the store and the remedy."""
+    from mlflow.exceptions import MlflowException
+    from requests.exceptions import RequestException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (MlflowException, RequestException, SQLAlchemyError, OSError) as error:
+        reason = str(error).splitlines()[0][:300]
+        raise TrackingError(
+            f"MLFLOW_TRACKING_URI={without_secrets(uri)}: {what} failed ({reason}); start the server, correct the address, "
+            "or unset the variable to use mlflow.db in the working directory."
+        ) from error
+
+
+def without_secrets(uri: str) -> str:
+    """The address without a user name or password."""
+    parts = urlsplit(uri)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def prepare(experiment: str) -> Store:
+    """Makes sure that the store and the experiment exist.
+
+    Raises:
+        TrackingError: the store cannot be reached or written.
+    """
+    uri = store_uri()
+    if "://" not in uri:
+        raise TrackingError(
+            f"MLFLOW_TRACKING_URI={uri}: MLflow no longer keeps runs in plain directories; set sqlite:///FILE.db or a server's address."
+        )
+    mlflow = client(uri)
+    with explained("reaching the tracking store", uri):
+        found = mlflow.get_experiment_by_name(experiment)
+        if found is None:
+            artifacts = Path(uri.removeprefix("sqlite:///")).parent / "mlartifacts" if uri.startswith("sqlite:///") else None
+            location = artifacts.absolute().as_uri() if artifacts else None
+            return Store(uri=uri, experiment_id=mlflow.create_experiment(experiment, artifact_location=location))
+        if found.lifecycle_stage == "deleted":
+            mlflow.restore_experiment(found.experiment_id)
+        return Store(uri=uri, experiment_id=found.experiment_id)
+
+
+def create_run(store: Store, *, name: str, params: dict[str, str], tags: dict[str, str]) -> str:
+    """A new run with its parameters; its id."""
+    from mlflow.entities import Param
+
+    mlflow = client(store.uri)
+    with explained("creating a run", store.uri):
+        run = mlflow.create_run(store.experiment_id, run_name=name, tags=tags)
+        entries = [Param(key, value) for key, value in params.items()]
+        for start in range(0, len(entries), 100):  # the server's limit for one call
+            mlflow.log_batch(run.info.run_id, params=entries[start : start + 100])
+    return run.info.run_id
+
+
+def tag_run(store: Store, run_id: str, tags: dict[str, str]) -> None:
+    mlflow = client(store.uri)
+    with explained("tagging a run", store.uri):
+        for key, value in tags.items():
+            mlflow.set_tag(run_id, key, value)
+
+
+def delete_run(store: Store, run_id: str) -> None:
+    """Takes back a run whose job was never started."""
+    mlflow = client(store.uri)
+    with explained("deleting a run", store.uri):
+        mlflow.delete_run(run_id)
+
+
+def end_run(store: Store, run_id: str, status: str) -> None:
+    """FINISHED, FAILED or KILLED, for a run whose job did not get to say so itself."""
+    mlflow = client(store.uri)
+    with explained("ending a run", store.uri):
+        mlflow.set_terminated(run_id, status)
+
+
+def run_url(store: Store, run_id: str) -> str:
+    """Where the run is seen: on the server, or on the UI that `ui_command` starts."""
+    base = without_secrets(store.uri) if store.uri.startswith("http") else UI_ADDRESS
+    return f"{base}/#/experiments/{store.experiment_id}/runs/{run_id}"
+
+
+def ui_command(store: Store) -> str | None:
+    """The command that serves a local store; None where a server is there already."""
+    return None if store.uri.startswith("http") else f"mlflow ui --backend-store-uri {store.uri}"
+
+
+class Tracker:
+    """A run's record while its job runs. Metrics go to metrics.jsonl at once and to MLflow in batches.
+
+    Args:
+        run_dir: where metrics.jsonl stands.
+        store, run_id: the MLflow run to attach to.
+        step: the checkpoint that the job starts from; lines of metrics.jsonl beyond it are cut back, since those steps will be
+            taken again, and are not sent to MLflow twice.
+    """
+
+    def __init__(self, run_dir: Path, store: Store, run_id: str, *, step: int, system_metrics: bool) -> None:
+        self.store, self.run_id, self.file = store, run_id, run_dir / "metrics.jsonl"
+        self.pending: list[tuple[int, dict[str, float]]] = []
+        self.flushed_at = time.monotonic()
+        self.mlflow = client(store.uri)
+        self.lines = cut_back(self.file, step)
+        with explained("attaching to the run", store.uri):
+            import mlflow
+
+            mlflow.start_run(run_id=run_id, log_system_metrics=system_metrics)
+            history = self.mlflow.get_metric_history(run_id, "train/objective")
+        self.sent_step = max((metric.step for metric in history), default=0)
+
+    def log(self, step: int, metrics: dict[str, float], *, timings: dict[str, float]) -> None:
+        """One line of metrics.jsonl. `timings` differ between two runs of one command; everything else must not."""
+        line = {"step": step, **metrics, "timings": timings}
+        with self.file.open("a") as out:
+            out.write(json.dumps(line) + "\n")
+        self.lines.append(line)
+        if step > self.sent_step or "train/objective" not in metrics:
+            self.pending.append((step, {**metrics, **timings}))
+        if time.monotonic() - self.flushed_at > FLUSH_S:
+            self.flush()
+
+    def has(self, step: int, key: str) -> bool:
+        """Whether a metric has been logged for a step, in this job or before it."""
+        return any(line["step"] == step and key in line for line in self.lines)
+
+    def flush(self) -> None:
+        """Sends what is pending.
+
+        Raises:
+            TrackingError: the store is gone; the run must stop, since it would go on unrecorded.
+        """
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        entries = [Metric(key, value, now, step) for step, metrics in self.pending for key, value in metrics.items()]
+        with explained("logging metrics", self.store.uri):
+            for start in range(0, len(entries), 1000):
+                self.mlflow.log_batch(self.run_id, metrics=entries[start : start + 1000])
+        self.pending.clear()
+        self.flushed_at = time.monotonic()
+
+    def artifact(self, path: Path, folder: str | None = None) -> None:
+        with explained("storing an artifact", self.store.uri):
+            self.mlflow.log_artifact(self.run_id, str(path), folder)
+
+    def tag(self, tags: dict[str, str]) -> None:
+        tag_run(self.store, self.run_id, tags)
+
+    def close(self, status: str) -> None:
+        """Flushes and ends the run as FINISHED, FAILED or KILLED."""
+        import mlflow
+
+        try:
+            self.flush()
+        finally:
+            with explained("ending the run", self.store.uri):
+                mlflow.end_run(status)
+
+
+def cut_back(file: Path, step: int) -> list[dict[str, Any]]:
+    """Keeps the lines of metrics.jsonl up to `step`, drops later ones and a torn last one; gives what was kept."""
+    if not file.exists():
+        return []
+    kept = []
+    for text in file.read_text().splitlines():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:  # the line that was being written when the job was killed
+            break
+        if line["step"] <= step:
+            kept.append(line)
+    part = file.with_name(file.name + ".part")
+    part.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    part.replace(file)
+    return kept
+
+
+def store_from(launch: dict[str, Any]) -> tuple[Store, str]:
+    """The store and run id that launch.json names."""
+    entry = launch["mlflow"]
+    return Store(uri=entry["uri"], experiment_id=entry["experiment_id"]), entry["run_id"]
+
+
+def store_entry(store: Store, run_id: str) -> dict[str, str]:
+    """What launch.json says of the store."""
+    return {**asdict(store), "run_id": run_id}
