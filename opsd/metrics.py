@@ -17,9 +17,14 @@ FIRST_TOKENS = 4  # where a response boundary that the two sides see differently
 
 
 def token_metrics(batches: Sequence[MicroBatch], diagnostics: Sequence[Tensor]) -> dict[str, float]:
-    """Metrics of the optimizer step's response tokens. Means are over tokens, the objective is the loss itself."""
+    """Metrics of the optimizer step's response tokens. Means are over tokens, the objective is the loss itself.
+
+    A step without a single response token has its objective, 0, and no means.
+    """
     import torch
 
+    if not any(len(batch.response_ids_T) for batch in batches):
+        return {"train/objective": 0.0, "train/response_tokens": 0.0}
     values_ND = torch.cat(list(diagnostics)).double()
     columns = dict(zip(DIAGNOSTICS, values_ND.unbind(-1), strict=True))
     weights_N = torch.cat([batch.weights_T for batch in batches]).double()

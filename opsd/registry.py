@@ -37,6 +37,10 @@ def register(group: str, kind: str) -> Callable[[type], type]:
     def mark(cls: type) -> type:
         option = dataclass(kw_only=True, slots=True)(cls)
         assert issubclass(option, Option), f"{cls.__name__} does not derive from Option"
+        lost = {key for base in cls.__mro__ for key in vars(base).get("__annotations__", {})} - {
+            field.name for field in fields(option)
+        }
+        assert not lost, f"{cls.__name__} inherits {sorted(lost)} from a class without @dataclass(kw_only=True, slots=True)"
         assert (group, kind) not in _TABLE, f"{group} kind {kind} is registered twice"
         _TABLE[group, kind] = option
         return option
@@ -47,7 +51,7 @@ def register(group: str, kind: str) -> Callable[[type], type]:
 def kinds(group: str) -> list[str]:
     """Every kind that the group's folder offers, without importing one."""
     folder = Path(__file__).parent / FOLDERS[group]
-    return sorted(path.stem for path in folder.glob("*.py") if path.stem not in ("__init__", "base"))
+    return sorted(path.stem for path in folder.glob("*.py") if f'@register("{group}", "{path.stem}")' in path.read_text("utf-8"))
 
 
 def lookup(group: str, kind: str) -> type:

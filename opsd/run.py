@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import json
 import math
-import resource
-import signal
 import sys
 import time
-import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opsd import batching, checkpoints, config
 from opsd.checkpoints import Progress
 from opsd.config import Run, Schedule, Train
-from opsd.engines.base import AdamW, NonFinite
+from opsd.endings import INTERRUPTED, Interrupt, NonFinite, explain, fail, write_result
+from opsd.engines.base import AdamW
 from opsd.seeding import derive
 from opsd.stream import ProblemStream
-from opsd.terminal import Terminal, fail
+from opsd.terminal import Terminal
+from opsd.timing import Clock, peak_memory
 from opsd.tracking import Tracker, store_from
 from opsd.types import EvalReport, LoadedModel, Request, Rollout, StepReport
 
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from opsd.engines.base import TrainingEngine
     from opsd.rollouts.base import Sampler
     from opsd.teachers.base import TeacherModel
-
-INTERRUPTED = 130
 
 
 @dataclass(kw_only=True, slots=True)
@@ -51,24 +48,6 @@ class Parts:
     terminal: Terminal
     progress: Progress
     interrupt: Interrupt
-
-
-@dataclass(slots=True)
-class Interrupt:
-    """Ctrl-C or SIGTERM: the step at hand is finished first; a second one ends at once."""
-
-    requested: bool = False
-    idle: bool = field(default=False)  # nothing is in the making that a checkpoint would not hold
-
-    def install(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.on_signal)
-
-    def on_signal(self, number: int, frame: object) -> None:
-        if self.requested or self.idle:
-            raise KeyboardInterrupt
-        self.requested = True
-        fail("interrupted: finishing this step and saving a checkpoint (once more to stop at once)")
 
 
 def main(run_dir: Path) -> int:
@@ -198,7 +177,7 @@ def take_step(parts: Parts, step: int) -> StepReport:
     parts.progress.step, parts.progress.position = step, parts.stream.position
     parts.progress.trained_s += clock.total_s
     timings = {**clock.laps, "time/step_s": clock.total_s, "time/tokens_per_s": metrics["train/response_tokens"] / clock.total_s}
-    return StepReport(step=step, metrics=metrics, seconds=timings | memory())
+    return StepReport(step=step, metrics=metrics, seconds=timings | peak_memory())
 
 
 def sample(parts: Parts, prompts: list[Any], step: int) -> list[Rollout]:
@@ -221,12 +200,17 @@ def sample(parts: Parts, prompts: list[Any], step: int) -> list[Rollout]:
 
 def describe(parts: Parts, step: int, rollouts: list[Rollout], batches: list[Any], diagnostics: list[Tensor]) -> dict[str, float]:
     """The step's metrics; every `train.log_every` steps its rollouts are kept too."""
-    from opsd.evaluation.grading import grade_strict
+    from opsd.evaluation.answers import canonical, final_box
     from opsd.metrics import rollout_metrics, token_metrics
 
-    grades = [grade_strict(rollout.text, rollout.prompt.problem.answer) for rollout in rollouts]
+    boxes = [final_box(rollout.text) for rollout in rollouts]
+    golds = [rollout.prompt.problem.answer for rollout in rollouts]
+    correct = [
+        None if gold is None else box is not None and canonical(box) == canonical(gold)
+        for box, gold in zip(boxes, golds, strict=True)
+    ]
     metrics = token_metrics(batches, diagnostics)
-    metrics |= rollout_metrics(rollouts, boxed=[g.boxed for g in grades], correct=[g.correct for g in grades])
+    metrics |= rollout_metrics(rollouts, boxed=[box is not None for box in boxes], correct=correct)
     if step == 1 or step % parts.run.train.log_every == 0:
         file = parts.run_dir / "rollouts" / f"step_{step:06d}.jsonl"
         file.parent.mkdir(exist_ok=True)
@@ -238,9 +222,9 @@ def describe(parts: Parts, step: int, rollouts: list[Rollout], batches: list[Any
                 "tokens": len(rollout.response.token_ids),
                 "finish_reason": rollout.response.finish_reason.value,
                 "answer": rollout.prompt.problem.answer,
-                "correct": grade.correct,
+                "correct": verdict,
             }
-            for rollout, grade in zip(rollouts, grades, strict=True)
+            for rollout, verdict in zip(rollouts, correct, strict=True)
         ]
         file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         parts.tracker.artifact(file, "rollouts")
@@ -273,13 +257,13 @@ def evaluate_if_due(parts: Parts, *, last: bool) -> None:
     run, step = parts.run, parts.progress.step
     if not run.eval.enabled or not (last or step == 0 or is_evaluation_due(run, step)):
         return
-    if parts.tracker.has(step, "evaluation"):
+    if parts.tracker.has(step, "time/evaluation_s"):
         return
     parts.terminal.say(f"evaluating {run.eval.name} at step {step}")
     began = time.perf_counter()
-    parts.interrupt.idle = True
+    parts.interrupt.at_once = True
     report = evaluate(run.eval, loaded=parts.loaded, sampler=parts.sampler, seed=run.seed, step=step)
-    parts.interrupt.idle = False
+    parts.interrupt.at_once = False
     directory = parts.run_dir / "evaluations" / f"step_{step:06d}"
     save_report(report, directory)
     parts.tracker.log(step, evaluation_metrics(report), timings={"time/evaluation_s": time.perf_counter() - began})
@@ -294,7 +278,7 @@ def evaluation_metrics(report: EvalReport) -> dict[str, float]:
     metrics = {f"{report.benchmark}/{name}": value for name, value in report.metrics.items()}
     if report.canonical:
         metrics[report.benchmark] = report.metrics[f"avg_at_{report.k}"]
-    return metrics | {"evaluation": 1.0}
+    return metrics
 
 
 def save(parts: Parts) -> None:
@@ -321,34 +305,23 @@ def finish(parts: Parts) -> None:
     write_result(parts.run_dir, result)
 
 
-def write_result(run_dir: Path, result: dict[str, Any]) -> None:
-    part = run_dir / "result.json.part"
-    part.write_text(json.dumps(result, indent=1) + "\n")
-    part.replace(run_dir / "result.json")
-
-
 def record_failure(run_dir: Path, error: Exception, parts: Parts | None = None) -> int:
-    """One message for what users can mend, a traceback for what they cannot; FAILED in MLflow; the last good state is kept."""
-    expected = isinstance(error, (ValueError, OSError, NonFinite, FloatingPointError, MemoryError))
-    if not expected:
-        traceback.print_exception(error)
-    message = str(error) or type(error).__name__
+    """Says what happened, marks the run FAILED and keeps the last good state; the exit status."""
+    message, step = explain(error), 0
     if parts is not None:
-        message = f"step {parts.progress.step + 1}: {message}"
+        step = parts.progress.step
+        message = f"step {step + 1}: {message}"
         if isinstance(error, (NonFinite, FloatingPointError)):
-            message += f"; state saved after step {keep_finite(parts)}; lower train.lr or train.max_grad_norm"
-        latest = checkpoints.latest(run_dir)
-        if latest is not None:
-            message += f"; go on from {latest} with: python launch.py resume={run_dir}"
+            message += f"; the state after step {keep_finite(parts)} is saved; lower train.lr or train.max_grad_norm"
+        if checkpoints.latest(run_dir) is not None:
+            message += f"; go on from the last checkpoint with: python launch.py resume={run_dir}"
     fail(message)
-    for act in (
-        lambda: write_result(run_dir, {"status": "failed", "step": parts.progress.step if parts else 0, "message": message}),
-        lambda: parts and parts.tracker.close("FAILED"),
-    ):
-        try:
-            act()
-        except (OSError, ValueError) as second:
-            fail(str(second))
+    try:
+        write_result(run_dir, {"status": "failed", "step": step, "message": message})
+        if parts is not None:
+            parts.tracker.close("FAILED")
+    except (OSError, ValueError) as second:
+        fail(f"and the failure itself could not be recorded: {second}")
     return 1
 
 
@@ -359,33 +332,6 @@ def keep_finite(parts: Parts) -> int:
     latest = checkpoints.latest(parts.run_dir)
     assert latest is not None, "step 0 is always a checkpoint"
     return checkpoints.read_progress(latest).step
-
-
-class Clock:
-    """Seconds by part."""
-
-    def __init__(self) -> None:
-        self.began = self.last = time.perf_counter()
-        self.laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name] = self.laps.get(name, 0.0) + now - self.last
-        self.last = now
-
-    @property
-    def total_s(self) -> float:
-        return time.perf_counter() - self.began
-
-
-def memory() -> dict[str, float]:
-    """Peak memory so far, in MB: the process's, and the GPU's where there is one."""
-    import torch
-
-    peak = {"memory/peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
-    if torch.cuda.is_available():
-        peak["memory/gpu_peak_mb"] = torch.cuda.max_memory_allocated() / 2**20
-    return peak
 
 
 if __name__ == "__main__":

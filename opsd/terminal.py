@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+COLUMNS = (("train/objective", "loss", ".4f"), ("train/divergence", "divergence", ".4f"), ("rollout/mean_len", "length", ".0f"))
 
 
 class Terminal:
@@ -35,16 +36,9 @@ class Terminal:
 
     def step(self, step: int, total: int, metrics: dict[str, float], tokens_per_s: float) -> None:
         """One optimizer step."""
-        state = (
-            f"loss {metrics['train/objective']:.4f}  divergence {metrics['train/divergence']:.4f}  "
-            f"length {metrics['rollout/mean_len']:.0f}  {tokens_per_s:,.0f} tokens/s"
-        )
+        shown = [f"{label} {metrics[name]:{form}}" for name, label, form in COLUMNS if name in metrics]
+        state = "  ".join([*shown, f"{tokens_per_s:,.0f} tokens/s"])
         if self.progress is not None:
             self.progress.update(self.task, completed=step, state=state)
         elif step % self.every == 0 or step in (1, total):
             self.say(f"step {step}/{total}  {state}")
-
-
-def fail(message: str) -> None:
-    """One message on standard error."""
-    print(f"error: {message}", file=sys.stderr, flush=True)

@@ -46,10 +46,7 @@ def client(uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("DO_NOT_TRACK", "true")
-    import logging
-
-    for noisy in ("mlflow", "alembic"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
     import mlflow
 
     mlflow.set_tracking_uri(uri)
@@ -88,10 +85,13 @@ def prepare(experiment: str) -> Store:
     uri = store_uri()
     if "://" not in uri:
         raise TrackingError(
-            f"MLFLOW_TRACKING_URI={uri}: MLflow no longer keeps runs in plain directories; set sqlite:///FILE.db or a server's address."
+            f"MLFLOW_TRACKING_URI={uri}: MLflow keeps no runs in plain directories any more; set sqlite:///FILE.db or a server's "
+            "address."
         )
     mlflow = client(uri)
     with explained("reaching the tracking store", uri):
+        if uri.startswith("http"):
+            answers(uri)
         found = mlflow.get_experiment_by_name(experiment)
         if found is None:
             artifacts = Path(uri.removeprefix("sqlite:///")).parent / "mlartifacts" if uri.startswith("sqlite:///") else None
@@ -100,6 +100,16 @@ def prepare(experiment: str) -> Store:
         if found.lifecycle_stage == "deleted":
             mlflow.restore_experiment(found.experiment_id)
         return Store(uri=uri, experiment_id=found.experiment_id)
+
+
+def answers(uri: str) -> None:
+    """Asks a server whether it is there, which MLflow's own first call takes minutes to find out."""
+    import requests
+
+    try:
+        requests.get(f"{uri.rstrip('/')}/health", timeout=5)
+    except requests.exceptions.RequestException as error:
+        raise OSError(f"no answer within 5 s, {type(error).__name__}") from error
 
 
 def create_run(store: Store, *, name: str, params: dict[str, str], tags: dict[str, str]) -> str:
@@ -181,9 +191,9 @@ class Tracker:
         if time.monotonic() - self.flushed_at > FLUSH_S:
             self.flush()
 
-    def has(self, step: int, key: str) -> bool:
-        """Whether a metric has been logged for a step, in this job or before it."""
-        return any(line["step"] == step and key in line for line in self.lines)
+    def has(self, step: int, timing: str) -> bool:
+        """Whether what takes this time has been logged for a step, in this job or before it."""
+        return any(line["step"] == step and timing in line["timings"] for line in self.lines)
 
     def flush(self) -> None:
         """Sends what is pending.

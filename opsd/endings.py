@@ -1,0 +1,57 @@
+"""How a job ends: interrupted, failed with one message, or finished; result.json says which."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+INTERRUPTED = 130  # exit status after Ctrl-C or SIGTERM
+
+
+class NonFinite(RuntimeError):
+    """A loss or gradient that is not a number: the step was not taken."""
+
+
+# What a user can mend: told in one message. Anything else is a defect of ours and keeps its traceback.
+EXPECTED = (ValueError, OSError, NonFinite, FloatingPointError, MemoryError)
+
+
+class Interrupt:
+    """Ctrl-C or SIGTERM: the step at hand is finished and saved first. A second one, or one with nothing at stake, ends at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.at_once = False  # what is going on can be dropped
+
+    def install(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if self.requested or self.at_once:
+            raise KeyboardInterrupt
+        self.requested = True
+        fail("interrupted: finishing this step and saving a checkpoint (once more to stop at once)")
+
+
+def fail(message: str) -> None:
+    """One message on standard error."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+
+
+def explain(error: Exception) -> str:
+    """The message of a failure; the traceback of an unexpected one goes to standard error."""
+    if not isinstance(error, EXPECTED):
+        traceback.print_exception(error)
+    return str(error) or type(error).__name__
+
+
+def write_result(run_dir: Path, result: dict[str, Any]) -> None:
+    """result.json, whole or not at all."""
+    part = run_dir / "result.json.part"
+    part.write_text(json.dumps(result, indent=1) + "\n")
+    part.replace(run_dir / "result.json")

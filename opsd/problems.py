@@ -1,0 +1,167 @@
+"""Problem sets: rows of a JSONL file or of a dataset on the hub, read into `Problem`s. Every user mistake is one ValueError."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from opsd.hub import HubUnreachable, probe_dataset
+from opsd.types import Problem
+
+FIELDS = ("id", "problem", "solution", "answer")
+
+
+def read_jsonl(
+    path: str, *, key: str, columns: Mapping[str, str], required: tuple[str, ...], max_rows: int | None
+) -> list[Problem]:
+    """The problems of a file with one JSON object a line, in file order; blank lines are allowed.
+
+    Args:
+        path: the file.
+        key: the config key that holds the path, e.g. `data.path`; messages name it and its neighbours (`data.columns.problem`).
+        columns: which column holds which of `id`, `problem`, `solution`, `answer`. A field that is left out is never read; a row
+            without an id is called by its line number.
+        required: the fields that every row must have, not empty. `problem` always is.
+        max_rows: the first n rows only; what stands after them is not looked at. None: all.
+
+    Raises:
+        ValueError: a file that is missing or not UTF-8, a line that is no JSON object, a row without a required field, two rows
+            with one id, or no row at all. Names key, file and line.
+    """
+    file = Path(path).expanduser()
+    if file.is_dir():
+        raise ValueError(f"{key}={path}: is a directory; give the JSONL file itself.")
+    if not file.is_file():
+        raise ValueError(f"{key}={path}: there is no such file (looked at {file.absolute()}); give an existing JSONL file.")
+    return _problems(_lines(file, key), source=f"{key}={path}", key=key, columns=columns, required=required, max_rows=max_rows)
+
+
+def read_hub(
+    repo: str,
+    *,
+    key: str,
+    revision: str | None,
+    split: str,
+    columns: Mapping[str, str],
+    required: tuple[str, ...],
+    max_rows: int | None,
+) -> list[Problem]:
+    """The problems of a dataset on the hub, through `datasets` (extra [hub]); its local cache serves where the hub does not answer.
+
+    Args:
+        repo: `owner/name`.
+        key: the config key of the local file that can be given instead, e.g. `eval.path`.
+        revision: commit, tag or branch; None: the main branch.
+        split: the dataset's own name of the part, e.g. `train`.
+        columns, required, max_rows: as for `read_jsonl`.
+
+    Raises:
+        ValueError: as `read_jsonl`, and within 20 s when neither the hub nor the cache has the dataset.
+    """
+    instead = f"give a local JSONL file with {key}=FILE"
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{repo}: reading from the hub needs `pip install 'opsd[hub]'`; install it or {instead}.") from error
+    unreachable = None
+    try:
+        probe_dataset(repo, revision=revision, instead=instead)
+    except HubUnreachable as error:
+        unreachable = error
+    offline = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = offline or unreachable is not None  # answers from the cache at once, without seven retries
+    try:
+        rows = datasets.load_dataset(repo, revision=revision, split=split)
+    except (datasets.exceptions.DatasetsError, ConnectionError, FileNotFoundError, ValueError) as error:
+        if unreachable is not None:
+            raise ValueError(f"{repo}: the hub does not answer ({unreachable}) and no cached copy is here; {instead}.") from error
+        raise ValueError(f"{repo}: cannot be read as split={split} ({error}); correct it or {instead}.") from error
+    finally:
+        datasets.config.HF_HUB_OFFLINE = offline
+    numbered = ((f"row {number}", row) for number, row in enumerate(rows, start=1))
+    return _problems(numbered, source=repo, key=key, columns=columns, required=required, max_rows=max_rows)
+
+
+def _lines(file: Path, key: str) -> Iterator[tuple[str, Any]]:
+    """Each line that is not blank as (where it stands, parsed value). Cut at newline bytes only: text may hold other separators."""
+    with file.open("rb") as stream:
+        for number, raw in enumerate(stream, start=1):
+            where = f"line {number}"
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{key}={file}: {where} is not UTF-8 ({error.reason}); save the file as UTF-8.") from error
+            if not line.strip():
+                continue
+            try:
+                yield where, json.loads(line)
+            except (ValueError, RecursionError) as error:  # ValueError: also a number with too many digits
+                reason = str(error).replace("line 1 column", "column")
+                remedy = "every line must be one complete JSON object; correct or remove it."
+                raise ValueError(f"{key}={file}: {where} is not valid JSON ({reason}); {remedy}") from error
+
+
+def _problems(
+    rows: Iterable[tuple[str, Any]],
+    *,
+    source: str,
+    key: str,
+    columns: Mapping[str, str],
+    required: tuple[str, ...],
+    max_rows: int | None,
+) -> list[Problem]:
+    """Rows checked and typed. `source` starts every message: the key and its value, or the hub's name of the dataset."""
+    group = key.rpartition(".")[0]
+    needed = {"problem", *required}
+    for field in columns:
+        if field not in FIELDS:
+            raise ValueError(f"{group}.columns.{field}={columns[field]}: no such field; the fields are {', '.join(FIELDS)}.")
+    for field in sorted(needed - set(columns)):
+        raise ValueError(f"{group}.columns.{field}: is not set; say which column holds the {field}.")
+    problems: list[Problem] = []
+    seen: dict[str, str] = {}
+    for where, row in rows:
+        if max_rows is not None and len(problems) == max_rows:
+            break
+        if not isinstance(row, dict):
+            raise ValueError(f"{source}: {where} is a JSON {_kind(row)}, not an object; write {{...}} with one value a column.")
+        values: dict[str, str | None] = dict.fromkeys(FIELDS)
+        for field, column in columns.items():
+            if column not in row and field in needed:
+                has = ", ".join(map(str, row)) or "none"
+                remedy = f"set {group}.columns.{field} to the column that holds the {field}"
+                raise ValueError(f"{source}: {where} has no column {column!r} (it has: {has}); {remedy}.")
+            values[field] = _text(row.get(column), field=field, place=f"{source}: {where}", column=column)
+            if values[field] is None and field in needed:
+                remedy = f"fill it in, remove the row, or set {group}.columns.{field} to another column"
+                raise ValueError(f"{source}: {where} has an empty {field} (column {column!r}); {remedy}.")
+        name = values["id"] or where.replace(" ", "-")
+        if name in seen:
+            raise ValueError(f"{source}: {where} has the id {name!r} of {seen[name]}; ids must differ: correct or remove one.")
+        seen[name] = where
+        text = values["problem"]
+        assert text is not None
+        problems.append(Problem(id=name, text=text, solution=values["solution"], answer=values["answer"]))
+    if not problems:
+        raise ValueError(f"{source}: holds no rows; give a file with at least one problem ({key}=FILE).")
+    return problems
+
+
+def _text(value: Any, *, field: str, place: str, column: str) -> str | None:
+    """A cell as text, or None where it is empty. Numbers are fine as ids and answers."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and field in ("id", "answer"):
+        return str(value)
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise ValueError(f"{place}: column {column!r} is a {_kind(value)}; the {field} must be text.")
+    if any("\ud800" <= char <= "\udfff" for char in value):
+        raise ValueError(f"{place}: column {column!r} holds half of a surrogate pair, which no tokenizer reads; correct the text.")
+    return value if value.strip() else None
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "object", list: "list", str: "string", bool: "boolean", int: "number", float: "number", type(None): "null"}
+    return names.get(type(value), type(value).__name__)

@@ -1,0 +1,75 @@
+"""Plain values to an object of a dataclass, with one message that names key, value and what was expected."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import types
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from omegaconf import OmegaConf, ValidationError
+
+
+def typed(cls: type, values: dict[str, Any], *, where: str, option: str) -> Any:
+    """`values` as an object of the dataclass `cls`. `where` is put before its keys, `option` is who has them."""
+    check_keys(cls, values, where, option)
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), values))
+    except ValidationError as error:
+        key = str(error.full_key)
+        value = OmegaConf.select(OmegaConf.create(values), key)
+        raise ValueError(f"{where}{key}={value}: must be {expected(hint_of(cls, key))}.") from error
+
+
+def check_keys(cls: type, values: dict[str, Any], where: str, option: str) -> None:
+    """Every key known, every field set, every number finite."""
+    hints = {field.name: get_type_hints(cls)[field.name] for field in fields(cls)}
+    for key, value in values.items():
+        if key not in hints:
+            close = difflib.get_close_matches(str(key), hints, n=1)
+            hint = f", did you mean {where}{close[0]}?" if close else "."
+            raise ValueError(f"{where}{key}={value}: {option} has no such key{hint} Its keys: {', '.join(hints)}.")
+        nested = [part for part in parts(hints[key]) if is_dataclass(part)]
+        if nested and isinstance(value, dict):
+            check_keys(nested[0], value, f"{where}{key}.", option)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{where}{key}={value}: must be finite.")
+    for key in hints:
+        if key not in values or values[key] == "???":
+            raise ValueError(f"{where}{key} is not set: {option} needs it; add {where}{key}=VALUE to the command line.")
+
+
+def hint_of(cls: type, key: str) -> Any:
+    """The declared type behind a dotted key, e.g. `lora.r`; of an item of a list or a mapping, the whole one's."""
+    hint: Any = cls
+    for name in key.split("[")[0].split("."):
+        classes = [part for part in parts(hint) if is_dataclass(part)]
+        if not classes:
+            break
+        hint = get_type_hints(classes[0])[name]
+    return hint
+
+
+def parts(hint: Any) -> tuple[Any, ...]:
+    """The members of a union; of another type, itself."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def expected(hint: Any) -> str:
+    """A type in words."""
+    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false", types.NoneType: "null"}
+    said = []
+    for part in parts(hint):
+        if get_origin(part) is list:
+            said.append(f"a list, each item {expected(get_args(part)[0])}")
+        elif get_origin(part) is dict:
+            said.append(f"a mapping, each value {expected(get_args(part)[1])}")
+        elif is_dataclass(part):
+            said.append(f"a group of the keys {', '.join(field.name for field in fields(part))}")
+        elif isinstance(part, type) and issubclass(part, Enum):
+            said.append(f"one of {', '.join(part.__members__)}")
+        else:
+            said.append(words.get(part, str(part)))
+    return " or ".join(said)

@@ -1,0 +1,261 @@
+"""Whole runs, as a user starts them: what they leave, that they repeat, that they go on after a kill, and how they end badly."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SMALL = ["debug=smoke"]
+BUSY = ["train.batch=8", "rollout.max_len=32", "eval.problems=4", "eval.samples=2", "eval.max_len=32", "train.log_every=2"]
+ADAPTERS = [
+    "+model.lora.r=4",
+    "+model.lora.alpha=8",
+    "+model.lora.dropout=0.1",
+    "+model.lora.targets=[q_proj,v_proj,down_proj]",
+]
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory):
+    """One MLflow store for all: making one takes ten seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
+
+
+def environment(store: str) -> dict[str, str]:
+    return {**os.environ, "MLFLOW_TRACKING_URI": store, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+def launch(cwd: Path, store: str, *overrides: str, **more) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "launch.py"), *overrides]
+    return subprocess.run(command, cwd=cwd, env=environment(store) | more, capture_output=True, text=True, timeout=300)
+
+
+def the_run(cwd: Path) -> Path:
+    (run_dir,) = (cwd / "outputs").iterdir()
+    return run_dir
+
+
+def lines(run_dir: Path) -> list[dict]:
+    """metrics.jsonl without what differs between two runs of one command."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        del row["timings"]
+    return rows
+
+
+def final_bytes(run_dir: Path) -> dict[str, bytes]:
+    """Every tensor file of the last checkpoint."""
+    last = sorted((run_dir / "checkpoints").glob("step_*"))[-1]
+    return {str(path.relative_to(last)): path.read_bytes() for path in last.rglob("*.safetensors")}
+
+
+@pytest.fixture(scope="session")
+def smoke(tmp_path_factory, store):
+    cwd = tmp_path_factory.mktemp("smoke")
+    done = launch(cwd, store, *SMALL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return cwd, done
+
+
+def test_what_a_run_leaves(smoke, store):
+    cwd, done = smoke
+    run_dir = the_run(cwd)
+    names = {path.name for path in run_dir.iterdir()}
+    assert {"config.yaml", "launch.json", "metrics.jsonl", "checkpoints", "evaluations", "rollouts", "result.json"} <= names
+    result = json.loads((run_dir / "result.json").read_text())
+    assert result["status"] == "finished"
+    last = done.stdout.strip().splitlines()[-1]
+    assert run_dir.name in last
+    assert f"{result['before']:.1f}" in last
+    assert f"{result['after']:.1f}" in last
+    assert "mlflow ui" in done.stdout
+
+    from opsd.tracking import client
+
+    entry = json.loads((run_dir / "launch.json").read_text())["mlflow"]
+    mlflow = client(store)
+    record = mlflow.get_run(entry["run_id"])
+    assert record.info.status == "FINISHED"
+    shown = {"model": "tiny", "loss": "forward_kl", "clipping": "rescale", "clip": "0.05", "teacher": "initial", "seed": "0"}
+    assert shown.items() <= record.data.params.items()
+    assert record.data.params["rollout.max_len"] == "32"
+    steps = [metric.step for metric in mlflow.get_metric_history(entry["run_id"], "train/divergence")]
+    assert steps == [1, 2]
+    scores = mlflow.get_metric_history(entry["run_id"], "arithmetic/avg_at_2")
+    assert [(m.step, m.value) for m in scores] == [(0, result["before"]), (2, result["after"])]
+    assert "aime24" not in record.data.metrics
+    artifacts = {item.path for item in mlflow.list_artifacts(entry["run_id"])}
+    assert {"config.yaml", "launch.json", "rollouts", "evaluations"} <= artifacts
+
+
+def test_every_metric_is_a_number_that_makes_sense(smoke):
+    first = lines(the_run(smoke[0]))[1]
+    assert first["step"] == 1
+    assert 0 < first["train/objective"] <= 0.05
+    assert first["train/divergence"] >= first["train/objective"]
+    assert first["train/cosine_median"] == pytest.approx(1, abs=1e-5)
+    assert first["rollout/sampler_gap_max"] < 1e-4
+    assert first["rollout/weights_version"] == 0
+    for name in ("clipped_entries", "clipped_tokens", "clipped_mass", "negative_tokens", "agreement"):
+        assert 0 <= first[f"train/{name}"] <= 1
+
+
+def test_checkpoints_load_without_this_project(smoke):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    last = sorted((the_run(smoke[0]) / "checkpoints").glob("step_*"))[-1]
+    model = AutoModelForCausalLM.from_pretrained(last / "model", use_safetensors=True)
+    tokenizer = AutoTokenizer.from_pretrained(last / "model")
+    ids = tokenizer("A dial", return_tensors="pt").input_ids
+    assert model(input_ids=ids).logits.isfinite().all()
+
+
+def test_the_same_command_gives_the_same_curve(smoke, store, tmp_path):
+    assert launch(tmp_path, store, *SMALL).returncode == 0
+    assert lines(the_run(tmp_path)) == lines(the_run(smoke[0]))
+    assert final_bytes(the_run(tmp_path)) == final_bytes(the_run(smoke[0]))
+
+
+@pytest.mark.parametrize("adapters", [[], ADAPTERS], ids=["full", "lora"])
+def test_killed_at_a_random_step_and_resumed_is_bitwise_the_same(adapters, store, tmp_path):
+    """kill -9 somewhere in training; the resumed run ends with the weights, optimizer and curve of an uninterrupted one."""
+    settings = [*BUSY, *adapters, "train.steps=12", "train.save_every=3", "eval.every=6"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    assert launch(whole, store, *settings).returncode == 0
+    kill_after = random.SystemRandom().randint(1, 11)
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "launch.py"), *settings], cwd=cut, env=environment(store), start_new_session=True
+    )
+    wait_for_step(cut, kill_after, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    run_dir = the_run(cut)
+    assert not (run_dir / "result.json").exists()
+    resumed = launch(cut, store, f"resume={run_dir}")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert lines(run_dir) == lines(the_run(whole)), f"killed after step {kill_after}"
+    assert final_bytes(run_dir) == final_bytes(the_run(whole)), f"killed after step {kill_after}"
+
+    from opsd.tracking import client
+
+    entry = json.loads((run_dir / "launch.json").read_text())["mlflow"]
+    history = client(store).get_metric_history(entry["run_id"], "train/objective")
+    assert sorted(metric.step for metric in history) == list(range(1, 13)), "a step is missing from MLflow or logged twice"
+
+
+def wait_for_step(cwd: Path, step: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the run ended before it could be killed"
+        found = list(cwd.glob("outputs/*/metrics.jsonl"))
+        if found and any(f'"step": {step},' in line for line in found[0].read_text().splitlines()):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"step {step} was never reached")
+
+
+def test_ctrl_c_ends_with_a_checkpoint(store, tmp_path):
+    settings = [*BUSY, "train.steps=500", "train.save_every=500"]
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "launch.py"), *settings],
+        cwd=tmp_path,
+        env=environment(store),
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_for_step(tmp_path, 3, process)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    run_dir = the_run(tmp_path)
+    assert f"resume={run_dir}" in output
+    last = sorted((run_dir / "checkpoints").glob("step_*"))[-1]
+    assert json.loads((last / "state.json").read_text())["step"] == lines(run_dir)[-1]["step"] >= 3
+
+
+def test_a_time_budget_ends_with_a_checkpoint_and_an_evaluation(store, tmp_path):
+    done = launch(tmp_path, store, *BUSY, "train.steps=100000", "train.max_time=2s", "train.save_every=100000")
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((the_run(tmp_path) / "result.json").read_text())
+    assert result["status"] == "finished"
+    assert 0 < result["step"] < 1000
+    last = sorted((the_run(tmp_path) / "checkpoints").glob("step_*"))[-1]
+    assert last.name == f"step_{result['step']:06d}"
+    assert (the_run(tmp_path) / "evaluations" / last.name / "report.json").exists()
+
+
+def test_more_steps_for_a_finished_run(smoke, store, tmp_path):
+    """`resume=RUN train.steps=3` equals a run of three steps from the start; what would change the experiment is refused."""
+    assert launch(tmp_path, store, *SMALL).returncode == 0
+    run_dir = the_run(tmp_path)
+    refused = launch(tmp_path, store, f"resume={run_dir}", "train.lr=1")
+    assert refused.returncode == 2
+    assert "train.lr" in refused.stderr
+    assert launch(tmp_path, store, f"resume={run_dir}", "train.steps=3").returncode == 0
+    longer = tmp_path / "longer"
+    longer.mkdir()
+    assert launch(longer, store, *SMALL, "train.steps=3").returncode == 0
+    assert final_bytes(run_dir) == final_bytes(the_run(longer))
+    assert json.loads((run_dir / "result.json").read_text())["step"] == 3
+
+
+def test_a_run_that_blows_up_keeps_its_last_good_state(store, tmp_path):
+    done = launch(tmp_path, store, *BUSY, "train.steps=20", "train.lr=1e30", "train.max_grad_norm=1e30")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "train.lr" in done.stderr
+    run_dir = the_run(tmp_path)
+    result = json.loads((run_dir / "result.json").read_text())
+    assert result["status"] == "failed"
+    from safetensors.torch import load_file
+
+    last = sorted((run_dir / "checkpoints").glob("step_*"))[-1]
+    assert all(tensor.isfinite().all() for tensor in load_file(last / "model" / "model.safetensors").values())
+
+
+def test_a_disk_that_fills_up(store, tmp_path):
+    """On a file system of 14 MB: one message, the earlier checkpoint whole, nothing of the later one."""
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=14m", "none", str(small)], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    try:
+        done = launch(tmp_path, store, *BUSY, "train.steps=6", "train.save_every=2", "train.keep=9", f"output_root={small}")
+        assert done.returncode == 1, done.stdout
+        assert "Traceback" not in done.stdout + done.stderr
+        assert "No space left" in done.stderr
+        (run_dir,) = small.iterdir()
+        assert not list(run_dir.glob("checkpoints/.*"))
+        kept = sorted(run_dir.glob("checkpoints/step_*"))
+        assert kept
+        from safetensors.torch import load_file
+
+        for checkpoint in kept:
+            assert load_file(checkpoint / "model" / "model.safetensors")
+            assert json.loads((checkpoint / "state.json").read_text())["format"] == 1
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_an_unreachable_tracking_server_is_refused_at_once(tmp_path):
+    began = time.monotonic()
+    done = launch(tmp_path, "http://127.0.0.1:9", *SMALL)
+    assert done.returncode != 0
+    assert time.monotonic() - began < 30
+    assert "MLFLOW_TRACKING_URI=http://127.0.0.1:9" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
