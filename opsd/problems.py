@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from opsd.hub import HubUnreachable, probe_dataset
+from opsd.hub import snapshot
 from opsd.types import Problem
 
 FIELDS = ("id", "problem", "solution", "answer")
@@ -60,28 +60,21 @@ def read_hub(
     Raises:
         ValueError: as `read_jsonl`, and within 20 s when neither the hub nor the cache has the dataset.
     """
-    instead = f"give a local JSONL file with {key}=FILE"
+    source = f"{key.rpartition('.')[0]}.repo={repo}"
+    remedy = f"set {key}=FILE to a local JSONL file."
     try:
         import datasets
     except ModuleNotFoundError as error:
-        raise ValueError(f"{repo}: reading from the hub needs `pip install 'opsd[hub]'`; install it or {instead}.") from error
-    unreachable = None
+        raise ValueError(f"{source}: reading from the hub needs `pip install 'opsd[hub]'`; install it, or {remedy}") from error
+    directory = snapshot(
+        repo, repo_type="dataset", revision=revision, patterns=None, needs=None, key=source.partition("=")[0], remedy=remedy
+    )
     try:
-        probe_dataset(repo, revision=revision, instead=instead)
-    except HubUnreachable as error:
-        unreachable = error
-    offline = datasets.config.HF_HUB_OFFLINE
-    datasets.config.HF_HUB_OFFLINE = offline or unreachable is not None  # answers from the cache at once, without seven retries
-    try:
-        rows = datasets.load_dataset(repo, revision=revision, split=split)
-    except (datasets.exceptions.DatasetsError, ConnectionError, FileNotFoundError, ValueError) as error:
-        if unreachable is not None:
-            raise ValueError(f"{repo}: the hub does not answer ({unreachable}) and no cached copy is here; {instead}.") from error
-        raise ValueError(f"{repo}: cannot be read as split={split} ({error}); correct it or {instead}.") from error
-    finally:
-        datasets.config.HF_HUB_OFFLINE = offline
+        rows = datasets.load_dataset(str(directory), split=split)
+    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+        raise ValueError(f"{source}: its split {split!r} cannot be read ({error}); correct it, or {remedy}") from error
     numbered = ((f"row {number}", row) for number, row in enumerate(rows, start=1))
-    return _problems(numbered, source=repo, key=key, columns=columns, required=required, max_rows=max_rows)
+    return _problems(numbered, source=source, key=key, columns=columns, required=required, max_rows=max_rows)
 
 
 def _lines(file: Path, key: str) -> Iterator[tuple[str, Any]]:
@@ -112,7 +105,7 @@ def _problems(
     required: tuple[str, ...],
     max_rows: int | None,
 ) -> list[Problem]:
-    """Rows checked and typed. `source` starts every message: the key and its value, or the hub's name of the dataset."""
+    """Rows checked and typed. `source` starts every message: a key and its value."""
     group = key.rpartition(".")[0]
     needed = {"problem", *required}
     for field in columns:

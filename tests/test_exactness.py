@@ -10,7 +10,8 @@ import torch
 
 from opsd import batching
 from opsd.batching import Reduction
-from opsd.engines.base import AdamW, NonFinite
+from opsd.endings import NonFinite
+from opsd.engines.base import AdamW
 from opsd.metrics import rollout_metrics, token_metrics
 from opsd.registry import lookup
 from opsd.scoring import DIAGNOSTICS, Objective

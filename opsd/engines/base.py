@@ -23,10 +23,6 @@ class AdamW:
     max_grad_norm: float
 
 
-class NonFinite(RuntimeError):
-    """A loss or gradient that is not a number: the step was not taken."""
-
-
 class TrainingEngine:
     """A running engine. `accumulate` any number of micro-batches, then `step` once."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from opsd.engines.base import AdamW, Engine, NonFinite, TrainingEngine
+from opsd.endings import NonFinite
+from opsd.engines.base import AdamW, Engine, TrainingEngine
 from opsd.registry import register
 
 if TYPE_CHECKING:

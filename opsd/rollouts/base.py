@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from opsd.registry import Option
 from opsd.types import LoadedModel, Request, Response, Sampling
 
@@ -18,6 +20,7 @@ class Sampler:
         raise NotImplementedError
 
 
+@dataclass(kw_only=True, slots=True)
 class RolloutEngine(Option):
     """How responses are sampled."""
 
@@ -26,6 +29,20 @@ class RolloutEngine(Option):
     top_p: float
     top_k: int | None
     samples: int  # responses a problem
+
+    def __post_init__(self) -> None:
+        for key in ("max_len", "samples"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"rollout.{key}={getattr(self, key)}: must be at least 1.")
+        if not 0 < self.temperature < float("inf"):
+            raise ValueError(
+                f"rollout.temperature={self.temperature}: must be above 0 and finite, since the loss divides logits by it; "
+                "greedy decoding is for evaluation alone."
+            )
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"rollout.top_p={self.top_p}: must be above 0 and at most 1 (1 is off).")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"rollout.top_k={self.top_k}: must be at least 1, or null for the whole vocabulary.")
 
     @property
     def sampling(self) -> Sampling:

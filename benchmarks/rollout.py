@@ -1,0 +1,129 @@
+"""Response tokens a second of `rollout=transformers` against transformers' own `generate()`, same model, prompts and settings.
+
+    python -m benchmarks.rollout [--json FILE] [--repeats 3] [OVERRIDE ...]
+
+Overrides are launch.py's (`model=smollm2_135m rollout.max_len=64`); without any it is the embedded model on the embedded problems.
+Both sides run in this process, in turns, and stop where the model does; the medians of the repeats are printed. A case is so many
+prompts times so many samples of each: training's shapes, and an evaluation's. `generate()` gets the left-padded batch, the same
+sampling values and key-value cache, in batches of `rollout.max_rows`; it gives no log-probs, which the engine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from opsd.config import to_run
+from opsd.launch.compose import compose
+from opsd.rollouts.base import Sampler
+from opsd.seeding import derive
+from opsd.types import LoadedModel, Request, Sampling
+
+CASES = ((8, 1), (32, 1), (128, 1), (60, 12))  # prompts, samples of each
+
+
+@torch.no_grad()
+def baseline(loaded: LoadedModel, requests: list[Request], *, sampling: Sampling, max_rows: int) -> list[int]:
+    """Response lengths in tokens from `generate()`."""
+    lengths = []
+    for start in range(0, len(requests), max_rows):
+        rows = [request.prompt_ids for request in requests[start : start + max_rows]]
+        width = max(map(len, rows))
+        ids_BL = torch.tensor([[0] * (width - len(ids)) + ids for ids in rows], device=loaded.device)
+        mask_BL = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in rows], device=loaded.device)
+        written_BL = loaded.model.generate(
+            input_ids=ids_BL,
+            attention_mask=mask_BL,
+            do_sample=True,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k or 0,
+            max_new_tokens=sampling.max_len,
+            eos_token_id=loaded.stop_ids,
+            pad_token_id=loaded.stop_ids[0],
+        )[:, width:]
+        for row in written_BL.tolist():
+            stops = [place for place, token in enumerate(row) if token in loaded.stop_ids]
+            lengths.append(stops[0] + 1 if stops else len(row))
+    return lengths
+
+
+def engine(sampler: Sampler, requests: list[Request], *, sampling: Sampling) -> list[int]:
+    return [len(response.token_ids) for response in sampler.generate(requests, sampling=sampling)]
+
+
+def speed(generate: Callable[[], list[int]]) -> tuple[float, float]:
+    """Response tokens a second, and seconds."""
+    began = time.perf_counter()
+    lengths = generate()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - began
+    return sum(lengths) / seconds, seconds
+
+
+def measure(
+    loaded: LoadedModel, sampler: Sampler, prompts: list[list[int]], *, sampling: Sampling, max_rows: int, repeats: int
+) -> list[dict[str, float]]:
+    """One row of figures a case."""
+    table = []
+    loaded.model.eval()
+    for num_prompts, samples in CASES:
+        requests = [
+            Request(prompt_ids=prompts[place % len(prompts)], seed=derive(0, place, sample))
+            for place in range(num_prompts)
+            for sample in range(samples)
+        ]
+        sides: dict[str, Callable[[], list[int]]] = {
+            "engine": lambda asked=requests: engine(sampler, asked, sampling=sampling),
+            "generate": lambda asked=requests: baseline(loaded, asked, sampling=sampling, max_rows=max_rows),
+        }
+        runs: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
+        for repeat in range(repeats + 1):
+            for side, generate in sides.items():
+                run = speed(generate)
+                if repeat > 0:  # the first is a warm-up
+                    runs[side].append(run)
+        row: dict[str, float] = {"prompts": num_prompts, "samples": samples}
+        for side, figures in runs.items():
+            row[f"{side}_tokens_per_s"] = round(statistics.median(rate for rate, _ in figures), 1)
+            row[f"{side}_s"] = round(statistics.median(seconds for _, seconds in figures), 3)
+        row["times"] = round(row["engine_tokens_per_s"] / row["generate_tokens_per_s"], 2)
+        print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+        table.append(row)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("overrides", nargs="*", help="as for launch.py, e.g. model=smollm2_135m")
+    arguments = parser.parse_args()
+    run = to_run(compose(Path("conf"), "config", arguments.overrides)[0].cfg)
+    torch.set_num_threads(run.threads)
+    loaded = run.model.load(seed=run.seed)
+    sampling = run.rollout.sampling
+    problems = islice(run.data.load(seed=run.seed), max(prompts for prompts, _ in CASES))
+    rendered = [
+        run.prompt.render(problem, tokenizer=loaded.tokenizer, max_prompt_tokens=loaded.context - sampling.max_len)
+        for problem in problems
+    ]
+    prompts = [prompt.student_ids for prompt in rendered if prompt is not None]
+    max_rows = getattr(run.rollout, "max_rows", len(prompts))
+    print(f"model={run.model.name} {loaded.device} threads={run.threads} torch={torch.__version__} {sampling}")
+    table = measure(loaded, run.rollout.build(loaded), prompts, sampling=sampling, max_rows=max_rows, repeats=arguments.repeats)
+    if arguments.json:
+        about = {"model": run.model.name, "device": str(loaded.device), "threads": run.threads, "torch": torch.__version__}
+        arguments.json.write_text(json.dumps({**about, "cases": table}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Scores a checkpoint or a model and prints where the samples are: `python evaluate.py --help`.
+
+Exit status 0, 1 (failed), 2 (refused).
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opsd.launch.help import HELP_FLAGS, help_text
+
+CONF = Path(__file__).parent / "conf"
+EXAMPLES = """\
+  python evaluate.py checkpoint=outputs/RUN                                 the latest checkpoint on the embedded benchmark
+  python evaluate.py checkpoint=outputs/RUN/checkpoints/step_000050 eval.samples=32
+  python evaluate.py model=qwen3_1_7b eval=aime24
+  python evaluate.py model=hf model.path=DIR eval=aime24 eval.path=aime24.jsonl"""
+
+
+@dataclass(kw_only=True, slots=True)
+class Root:
+    """The values that belong to no group; described in conf/evaluate.yaml."""
+
+    checkpoint: str | None
+    seed: int
+    output_root: str
+    threads: int
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed}: must be 0 or above.")
+        if self.threads < 1:
+            raise ValueError(f"threads={self.threads}: must be at least 1.")
+
+
+@dataclass(kw_only=True, slots=True)
+class Scoring:
+    """What is scored, on what, and where the result goes."""
+
+    root: Root
+    model: Any
+    eval: Any
+    rollout: Any
+    engine: Any
+    checkpoint: Path | None
+    parent: Path  # of the directory that will hold the report
+    name: str
+
+
+def main(argv: list[str]) -> int:
+    if set(HELP_FLAGS) & set(argv):
+        print(help_text(CONF, "evaluate", argv, script="evaluate.py", examples=EXAMPLES))
+        return 0
+    from opsd.launch.compose import compose
+
+    try:
+        points = compose(CONF, "evaluate", argv)
+        if not points:
+            return 0
+        if points[0].swept:
+            raise ValueError("-m: evaluate.py scores one model at a time; call it once for each.")
+        scoring = to_scoring(points[0].cfg)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
+        score(scoring)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def to_scoring(cfg: Any) -> Scoring:
+    """The typed objects behind a composed config, inputs checked.
+
+    Raises:
+        ValueError: a value is wrong, not exactly one of model and checkpoint is given, or an input cannot be read.
+    """
+    from opsd import checkpoints, config
+    from opsd.launch.plan import check_root, label, stem
+    from opsd.typed import typed
+
+    values = config.resolved(cfg)
+    groups = {key: values.pop(key) for key in ("model", "eval", "rollout", "engine") if key in values}
+    root = typed(Root, values, where="", option="the root config")
+    options = {key: config.to_option(key, value) for key, value in groups.items()}
+    if ("model" in options) == (root.checkpoint is not None):
+        raise ValueError(f"checkpoint={root.checkpoint}: give exactly one of checkpoint=RUN_DIR and model=NAME.")
+    if not options["eval"].enabled:
+        raise ValueError("eval=none: there is nothing to score; choose a benchmark, see `python evaluate.py --help`.")
+    checkpoint, parent = None, Path(root.output_root).expanduser().absolute()
+    if root.checkpoint is not None:
+        checkpoint = find_checkpoint(Path(root.checkpoint).expanduser().absolute())
+        run_dir = checkpoint.parents[1]
+        options["model"] = config.load(run_dir).model
+        checkpoints.weights(checkpoint)
+        parent = run_dir / "evaluations"
+    check_root(parent)
+    context = options["model"].check()
+    options["eval"].check()
+    config.check_length("eval", options["eval"].max_len, options["model"].name, context)
+    name = options["eval"].name if checkpoint else label([f"eval-{options['model'].name}-{options['eval'].name}"])
+    return Scoring(root=root, checkpoint=checkpoint, parent=parent, name=stem(name), **options)
+
+
+def find_checkpoint(path: Path) -> Path:
+    """One checkpoint: the path itself, or the latest of a run directory."""
+    from opsd import checkpoints
+
+    if (path / "state.json").is_file():
+        return path
+    latest = checkpoints.latest(path)
+    if latest is None:
+        raise ValueError(
+            f"checkpoint={path}: neither a checkpoint nor a run directory that holds one; give RUN_DIR or one of its checkpoints."
+        )
+    return latest
+
+
+def score(scoring: Scoring) -> None:
+    """Evaluates, writes the report into a directory of its own and prints the table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from opsd.evaluate import run_evaluation
+    from opsd.launch.plan import claim
+
+    out_dir = claim(scoring.parent, scoring.name)
+    try:
+        report = run_evaluation(
+            scoring.model,
+            scoring.eval,
+            scoring.rollout,
+            checkpoint=str(scoring.checkpoint) if scoring.checkpoint else None,
+            seed=scoring.root.seed,
+            threads=scoring.root.threads,
+            out_dir=out_dir,
+        )
+    except BaseException:
+        if not any(out_dir.iterdir()):
+            out_dir.rmdir()
+        raise
+    table = Table(title=f"{scoring.checkpoint or scoring.model.name} on {report.benchmark}", title_justify="left")
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for metric, value in report.metrics.items():
+        table.add_row(f"{report.benchmark}/{metric}", f"{value:.2f}")
+    Console(highlight=False, soft_wrap=True).print(table)
+    print(f"samples: {out_dir / 'samples.jsonl'}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,97 @@
+"""Command line to composed configs, through Hydra, with one message for whatever is wrong.
+
+Hydra parses, composes and answers its own switches (`--cfg`, `--info`, `-sc`, ...); it never runs anything here: the task function
+only collects the points, and what Hydra would write lands in a temporary directory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opsd.launch.errors import explain
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+COMPLETION = ("-sc", "--shell-completion", "--shell_completion")
+FULL_ERROR = "HYDRA_FULL_ERROR"
+
+
+@dataclass(kw_only=True, slots=True)
+class Point:
+    """One composed config and the overrides that made it."""
+
+    cfg: DictConfig
+    overrides: list[str]
+    swept: bool  # one of several points of a command
+
+
+def compose(conf: Path, root: str, argv: list[str]) -> list[Point]:
+    """The points that a command line spells: one, several with `-m`, or none where Hydra was only asked for information.
+
+    Args:
+        conf: the directory of config groups.
+        root: the root config's name.
+
+    Raises:
+        ValueError: the command line does not compose; says which argument and what to write instead.
+        SystemExit: Hydra's own switches, answered or misspelt.
+    """
+    arguments = sanitized(argv, conf, root)
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+    from omegaconf import OmegaConf
+
+    points: list[Point] = []
+
+    def collect(cfg: DictConfig) -> None:
+        settings = HydraConfig.get()
+        overrides = OmegaConf.to_container(settings.overrides.task, resolve=False)
+        assert isinstance(overrides, list)
+        points.append(Point(cfg=cfg, overrides=[str(item) for item in overrides], swept=settings.mode == RunMode.MULTIRUN))
+
+    wants_tracebacks = FULL_ERROR in os.environ
+    saved_argv = sys.argv
+    with tempfile.TemporaryDirectory(prefix="opsd-") as scratch:
+        if not set(COMPLETION) & set(arguments):
+            arguments = [*arguments, f"hydra.sweep.dir={scratch}"]
+        try:
+            os.environ.setdefault(FULL_ERROR, "1")  # Hydra then raises instead of printing and exiting
+            sys.argv = [saved_argv[0], *arguments]
+            hydra.main(version_base="1.3", config_path=str(conf.absolute()), config_name=root)(collect)()
+        except Exception as error:
+            if wants_tracebacks:
+                raise
+            raise ValueError(explain(error, argv)) from error
+        finally:
+            sys.argv = saved_argv
+            if not wants_tracebacks:
+                del os.environ[FULL_ERROR]
+    return points
+
+
+def sanitized(argv: list[str], conf: Path, root: str) -> list[str]:
+    """The arguments without `experiment=null` and its like, over which Hydra stumbles.
+
+    Raises:
+        ValueError: a group that every run needs is set to nothing.
+    """
+    optional = re.findall(r"^  - (\w+): null", (conf / f"{root}.yaml").read_text(), re.M)
+    kept = []
+    for argument in argv:
+        match = re.fullmatch(r"\+{0,2}([a-z_]+)=(null|None|)", argument)
+        group = match.group(1) if match else None
+        if group in optional:
+            continue
+        if group is not None and (conf / group).is_dir():
+            options = ", ".join(sorted(path.stem for path in (conf / group).glob("*.yaml")))
+            raise ValueError(f"{argument}: every run needs a {group}; set {group} to one of: {options}.")
+        kept.append(argument)
+    return kept

@@ -1,0 +1,101 @@
+"""`launcher=local`: runs here, one after another, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from opsd.endings import INTERRUPTED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from opsd.launch.plan import Job
+
+
+@dataclass(kw_only=True, slots=True)
+class Outcome:
+    """How a run ended."""
+
+    status: str  # finished, failed, interrupted, not started
+    message: str | None
+    result: dict[str, Any]  # result.json; empty where the run left none
+
+
+def command(run_dir: Path) -> list[str]:
+    """The job: the same here, under torchrun and on a cluster."""
+    return [sys.executable, "-m", "opsd.run", str(run_dir)]
+
+
+def dispatch(jobs: list[Job], *, command: Callable[[Path], list[str]] = command) -> list[Outcome]:
+    """Runs the jobs one after another. One that fails does not take the others with it; after Ctrl-C no further one is started."""
+    outcomes: list[Outcome] = []
+    for job in jobs:
+        if any(outcome.status == "interrupted" for outcome in outcomes):
+            outcomes.append(Outcome(status="not started", message=None, result={}))
+            continue
+        if len(jobs) > 1:
+            print(f"\n[{len(outcomes) + 1}/{len(jobs)}] {' '.join(job.overrides)}  {job.run_dir}", flush=True)
+        outcome = start(job, command(job.run_dir))
+        record_end(job, outcome)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def start(job: Job, arguments: list[str]) -> Outcome:
+    """One job, to its end. Ctrl-C and SIGTERM reach it once, as Ctrl-C; it saves and exits, and is waited for."""
+    result = job.run_dir / "result.json"
+    result.unlink(missing_ok=True)  # of the run before a resume
+    source = str(Path(__file__).parents[2])
+    path = os.pathsep.join(part for part in (source, os.environ.get("PYTHONPATH")) if part)
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(job.run.threads)}
+    # a group of its own, so that a terminal's Ctrl-C does not reach it a second time, beside the one passed on
+    process = subprocess.Popen(arguments, env=environment, stdin=subprocess.DEVNULL, process_group=0)
+    with passing_on(process) as signals:
+        status = process.wait()
+    left = json.loads(result.read_text()) if result.exists() else {}
+    if signals or status == INTERRUPTED:
+        if left.get("status") == "finished":
+            return Outcome(status="finished", message=None, result=left)
+        return Outcome(status="interrupted", message=f"go on with: python launch.py resume={job.run_dir}", result=left)
+    if status == 0 and left.get("status") == "finished":
+        return Outcome(status="finished", message=None, result=left)
+    how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}, and no result.json"
+    return Outcome(status="failed", message=left.get("message") or how, result=left)
+
+
+@contextmanager
+def passing_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """While inside, Ctrl-C and SIGTERM go to the process; gives the list of those that came."""
+    came: list[int] = []
+
+    def pass_on(number: int, frame: object) -> None:
+        came.append(number)
+        process.send_signal(signal.SIGINT)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def record_end(job: Job, outcome: Outcome) -> None:
+    """Ends the MLflow run of a job that may not have got to say so itself."""
+    from opsd.tracking import TrackingError, end_run
+
+    if outcome.status == "finished":
+        return
+    try:
+        end_run(job.store, job.run_id, "KILLED" if outcome.status == "interrupted" else "FAILED")
+    except TrackingError as error:
+        print(f"error: {job.run_dir}: {error}", file=sys.stderr)

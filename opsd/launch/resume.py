@@ -1,0 +1,86 @@
+"""`resume=RUN_DIR`: the frozen config with the few keys that leave the experiment as it is."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from opsd.config import Schedule, check_inputs, freeze, frozen, to_run
+from opsd.launch.compose import Point
+from opsd.launch.plan import Job, write_json
+
+RESUMABLE = ("train.steps", "train.max_time", "train.save_every", "train.keep", "train.log_every")
+BESIDE = ("resume", "do")
+
+
+def resumed(points: list[Point]) -> tuple[Job, DictConfig]:
+    """The run to go on with and its config, changes applied. Writes nothing.
+
+    Raises:
+        ValueError: the directory is no run, holds no checkpoint, is finished, or an override would change the experiment.
+    """
+    from opsd import checkpoints
+    from opsd.tracking import store_from
+
+    point = points[0]
+    run_dir = Path(point.cfg.resume).expanduser().absolute()
+    if point.swept:
+        raise ValueError(f"resume={run_dir}: goes on with one run; leave -m and sweep=... out.")
+    if not (run_dir / "config.yaml").is_file():
+        raise ValueError(f"resume={run_dir}: is not a run directory, it holds no config.yaml; give the one that a launch printed.")
+    cfg = frozen(run_dir)
+    asked = to_run(cfg)
+    changed = [item for item in point.overrides if key_of(item) not in BESIDE]
+    for item in changed:
+        refuse_unless_resumable(item, asked.train.schedule, asked.train.steps, run_dir)
+        key = key_of(item)
+        OmegaConf.update(cfg, key, OmegaConf.select(point.cfg, key), merge=False)
+    cfg.do = point.cfg.do
+    run = to_run(cfg)
+    check_inputs(run, {})
+    latest = checkpoints.latest(run_dir)
+    if latest is None:
+        raise ValueError(f"resume={run_dir}: holds no checkpoint to go on from; start the run anew.")
+    step, done = checkpoints.read_progress(latest).step, run_dir / "result.json"
+    if run.train.steps < step:
+        raise ValueError(f"train.steps={run.train.steps}: the run has taken {step} steps already; give more.")
+    if run.train.steps == step and done.exists() and json.loads(done.read_text())["status"] == "finished":
+        raise ValueError(f"resume={run_dir}: finished, all {step} steps are taken; add train.steps=N with a larger N to go on.")
+    launch = json.loads((run_dir / "launch.json").read_text())
+    store, run_id = store_from(launch)
+    return Job(run_dir=run_dir, run=run, overrides=changed, store=store, run_id=run_id), cfg
+
+
+def key_of(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def refuse_unless_resumable(override: str, schedule: Schedule, steps: int, run_dir: Path) -> None:
+    key = key_of(override)
+    if key == "train.steps" and schedule is Schedule.cosine:
+        raise ValueError(
+            f"{override}: the learning rate of {run_dir} follows a cosine over train.steps={steps}, so that another number would "
+            "change the steps already taken; start a new run."
+        )
+    if key not in RESUMABLE and key.partition(".")[0] != "launcher":
+        raise ValueError(
+            f"{override}: would make {run_dir} another experiment; only {', '.join(RESUMABLE)} and launcher.* may change "
+            "beside resume. Start a new run for the rest."
+        )
+
+
+def apply(job: Job, cfg: DictConfig) -> None:
+    """Records the change: an MLflow tag, launch.json, and the new config in place of the old."""
+    from opsd.tracking import tag_run
+
+    path = job.run_dir / "launch.json"
+    launch: dict[str, Any] = json.loads(path.read_text())
+    launch["changes"].append({"at": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "overrides": job.overrides})
+    tags = {"resumed": str(len(launch["changes"]))} | {f"resumed.{key_of(item)}": item.partition("=")[2] for item in job.overrides}
+    tag_run(job.store, job.run_id, tags)
+    write_json(path, launch)
+    freeze(cfg, job.run_dir / "config.yaml")
