@@ -69,6 +69,9 @@ def main(argv: list[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -87,7 +90,7 @@ def to_scoring(cfg: Any) -> Scoring:
     root = typed(Root, values, where="", option="the root config")
     options = {key: config.to_option(key, value) for key, value in groups.items()}
     if ("model" in options) == (root.checkpoint is not None):
-        raise ValueError(f"checkpoint={root.checkpoint}: give exactly one of checkpoint=RUN_DIR and model=NAME.")
+        raise ValueError(f"checkpoint={root.checkpoint or 'null'}: give exactly one of checkpoint=RUN_DIR and model=NAME.")
     if not options["eval"].enabled:
         raise ValueError("eval=none: there is nothing to score; choose a benchmark, see `python evaluate.py --help`.")
     checkpoint, parent = None, Path(root.output_root).expanduser().absolute()

@@ -1,6 +1,6 @@
 """Response tokens a second of `rollout=transformers` against transformers' own `generate()`, same model, prompts and settings.
 
-    python -m benchmarks.rollout [--json FILE] [--repeats 3] [OVERRIDE ...]
+    python -m benchmarks.rollout [--json FILE] [--repeats 3] [--most ROWS] [OVERRIDE ...]
 
 Overrides are launch.py's (`model=smollm2_135m rollout.max_len=64`); without any it is the embedded model on the embedded problems.
 Both sides run in this process, in turns, and stop where the model does; the medians of the repeats are printed. A case is so many
@@ -38,7 +38,7 @@ def baseline(loaded: LoadedModel, requests: list[Request], *, sampling: Sampling
         width = max(map(len, rows))
         ids_BL = torch.tensor([[0] * (width - len(ids)) + ids for ids in rows], device=loaded.device)
         mask_BL = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in rows], device=loaded.device)
-        written_BL = loaded.model.generate(
+        written_BL = loaded.model.generate(  # pyright: ignore[reportCallIssue]
             input_ids=ids_BL,
             attention_mask=mask_BL,
             do_sample=True,
@@ -70,12 +70,21 @@ def speed(generate: Callable[[], list[int]]) -> tuple[float, float]:
 
 
 def measure(
-    loaded: LoadedModel, sampler: Sampler, prompts: list[list[int]], *, sampling: Sampling, max_rows: int, repeats: int
+    loaded: LoadedModel,
+    sampler: Sampler,
+    prompts: list[list[int]],
+    *,
+    sampling: Sampling,
+    max_rows: int,
+    repeats: int,
+    most: int = 720,
 ) -> list[dict[str, float]]:
     """One row of figures a case."""
     table = []
     loaded.model.eval()
     for num_prompts, samples in CASES:
+        if num_prompts * samples > most:
+            continue
         requests = [
             Request(prompt_ids=prompts[place % len(prompts)], seed=derive(0, place, sample))
             for place in range(num_prompts)
@@ -105,11 +114,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--most", type=int, default=720, help="leave out cases of more responses than this")
     parser.add_argument("overrides", nargs="*", help="as for launch.py, e.g. model=smollm2_135m")
     arguments = parser.parse_args()
     run = to_run(compose(Path("conf"), "config", arguments.overrides)[0].cfg)
     torch.set_num_threads(run.threads)
-    loaded = run.model.load(seed=run.seed)
+    loaded = run.model.load(seed=run.seed, device=run.engine.device)
     sampling = run.rollout.sampling
     problems = islice(run.data.load(seed=run.seed), max(prompts for prompts, _ in CASES))
     rendered = [
@@ -119,7 +129,15 @@ def main() -> None:
     prompts = [prompt.student_ids for prompt in rendered if prompt is not None]
     max_rows = getattr(run.rollout, "max_rows", len(prompts))
     print(f"model={run.model.name} {loaded.device} threads={run.threads} torch={torch.__version__} {sampling}")
-    table = measure(loaded, run.rollout.build(loaded), prompts, sampling=sampling, max_rows=max_rows, repeats=arguments.repeats)
+    table = measure(
+        loaded,
+        run.rollout.build(loaded),
+        prompts,
+        sampling=sampling,
+        max_rows=max_rows,
+        repeats=arguments.repeats,
+        most=arguments.most,
+    )
     if arguments.json:
         about = {"model": run.model.name, "device": str(loaded.device), "threads": run.threads, "torch": torch.__version__}
         arguments.json.write_text(json.dumps({**about, "cases": table}, indent=2) + "\n")

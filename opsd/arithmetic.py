@@ -75,6 +75,13 @@ def is_eval(text: str) -> bool:
     return hashlib.sha256(text.encode()).digest()[0] % EVAL_SHARE == 0
 
 
+def num_texts(kind: str, *, min_steps: int, max_steps: int) -> int:
+    """How many different texts a kind can have, both splits together."""
+    stories = sum(len(NAMES) if "{name}" in story else 1 for story in STORIES[kind])
+    moves = 10 * len(SYMBOLS[kind])
+    return 10 * stories * sum(moves**count for count in range(min_steps, max_steps + 1))
+
+
 def draw(rng: random.Random, *, kind: str, min_steps: int, max_steps: int) -> Chain:
     """One random problem of either split."""
     start = rng.randrange(10)

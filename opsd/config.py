@@ -152,9 +152,9 @@ class Root:
             raise ValueError(f"seed={self.seed}: must be 0 or above.")
         if self.threads < 1:
             raise ValueError(f"threads={self.threads}: must be at least 1.")
-        if self.name is not None and not re.fullmatch(r"[\w.,=+-]{1,120}", self.name):
+        if self.name is not None and not re.fullmatch(r"[\w.+-]{1,120}", self.name):
             raise ValueError(
-                f"name={self.name}: it becomes part of a directory's name; use 1 to 120 letters, digits and . , = + - _ only."
+                f"name={self.name}: it becomes part of a directory's name; use up to 120 letters, digits and . + - _ only."
             )
         if self.format != FORMAT:
             raise ValueError(

@@ -25,9 +25,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.requested = False
-        self.at_once = False  # what is going on can be dropped
-
-    def install(self) -> None:
+        self.at_once = True  # what is going on can be dropped
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opsd import chat
+from opsd import chat, checkpoints
 from opsd.evaluation.base import Benchmark
 from opsd.evaluation.grading import Grade, Grader
 from opsd.evaluation.statistics import (
@@ -22,7 +22,8 @@ from opsd.evaluation.statistics import (
     se_clustered,
     se_sampling,
 )
-from opsd.rollouts.base import Sampler
+from opsd.models.base import Model
+from opsd.rollouts.base import RolloutEngine, Sampler
 from opsd.seeding import derive
 from opsd.types import EvalReport, FinishReason, LoadedModel, Problem, Request, Response, Sample
 
@@ -103,6 +104,38 @@ def evaluate(
         samples=samples,
         canonical=benchmark.canonical(problems),
     )
+
+
+def evaluate_weights(
+    benchmark: Benchmark,
+    *,
+    model: Model,
+    checkpoint: Path | None,
+    rollout: RolloutEngine,
+    seed: int,
+    threads: int,
+    device: str,
+) -> EvalReport:
+    """One evaluation apart from training: of a model as it is, or with the weights of a checkpoint of it.
+
+    Raises:
+        ValueError: the checkpoint holds no weights (the base model is never scored in their place), or as `evaluate`.
+    """
+    import torch
+
+    torch.set_num_threads(threads)
+    weights = None if checkpoint is None else str(checkpoints.weights(checkpoint))
+    step = 0 if checkpoint is None else checkpoints.read_progress(checkpoint).step
+    loaded = model.load(seed=seed, device=device, checkpoint=weights)
+    sampler = rollout.build(loaded)
+    sampler.sync(weights_version=step)
+    return evaluate(benchmark, loaded=loaded, sampler=sampler, seed=seed, step=step)
+
+
+def metrics_of(report: EvalReport) -> dict[str, float]:
+    """The report's metrics under the benchmark's name, and the short column that the canonical protocol alone may write."""
+    metrics = {f"{report.benchmark}/{name}": value for name, value in report.metrics.items()}
+    return metrics | ({report.benchmark: report.metrics[f"avg_at_{report.k}"]} if report.canonical else {})
 
 
 def gold_of(problem: Problem) -> str:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 MEANS = ("divergence", "clipped_entries", "clipped_tokens", "clipped_mass", "student_entropy", "teacher_entropy", "agreement")
 NGRAM = 8  # tokens of a repeated piece of text
+ROUNDING = 1e-6  # a sum of float32 terms that is zero in truth may be this far below it
 FIRST_TOKENS = 4  # where a response boundary that the two sides see differently shows
 
 
@@ -33,7 +34,7 @@ def token_metrics(batches: Sequence[MicroBatch], diagnostics: Sequence[Tensor]) 
     raw_N = torch.cat([batch.sampler_raw_logps_T for batch in batches]).double()
     metrics = {"train/objective": float((columns["value"] * weights_N).sum())}
     metrics |= {f"train/{name}": float(columns[name].mean()) for name in MEANS}
-    metrics["train/negative_tokens"] = float((columns["value"] < 0).double().mean())
+    metrics["train/negative_tokens"] = float((columns["value"] < -ROUNDING).double().mean())
     for name, low, high in (("first", 0.0, 1 / 3), ("middle", 1 / 3, 2 / 3), ("last", 2 / 3, 1.0)):
         third_N = (place_N >= low) & (place_N < high)
         if third_N.any():

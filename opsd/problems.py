@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +90,12 @@ def _lines(file: Path, key: str) -> Iterator[tuple[str, Any]]:
             if not line.strip():
                 continue
             try:
-                yield where, json.loads(line)
+                row = json.loads(line.rstrip())
             except (ValueError, RecursionError) as error:  # ValueError: also a number with too many digits
                 reason = str(error).replace("line 1 column", "column")
                 remedy = "every line must be one complete JSON object; correct or remove it."
                 raise ValueError(f"{key}={file}: {where} is not valid JSON ({reason}); {remedy}") from error
+            yield where, row
 
 
 def _problems(
@@ -115,9 +117,7 @@ def _problems(
         raise ValueError(f"{group}.columns.{field}: is not set; say which column holds the {field}.")
     problems: list[Problem] = []
     seen: dict[str, str] = {}
-    for where, row in rows:
-        if max_rows is not None and len(problems) == max_rows:
-            break
+    for where, row in islice(rows, max_rows):
         if not isinstance(row, dict):
             raise ValueError(f"{source}: {where} is a JSON {_kind(row)}, not an object; write {{...}} with one value a column.")
         values: dict[str, str | None] = dict.fromkeys(FIELDS)

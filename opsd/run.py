@@ -9,7 +9,7 @@ import json
 import math
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from opsd.stream import ProblemStream
 from opsd.terminal import Terminal
 from opsd.timing import Clock, peak_memory
 from opsd.tracking import Tracker, store_from
-from opsd.types import EvalReport, LoadedModel, Request, Rollout, StepReport
+from opsd.types import LoadedModel, Request, Rollout, StepReport
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,33 +52,33 @@ class Parts:
 
 def main(run_dir: Path) -> int:
     """Runs the job of a run directory; the exit status."""
-    terminal = Terminal(every=10)
+    interrupt = Interrupt()
+    parts = None
     try:
         run = config.load(run_dir)
-        terminal.every = run.train.log_every
-        parts = build(run, run_dir, terminal)
-    except Exception as error:  # the one place where a job's failures end: each is recorded, none is swallowed
-        return record_failure(run_dir, error)
-    try:
+        parts = build(run, run_dir, interrupt)
         finished = train(parts)
         parts.tracker.close("FINISHED" if finished else "KILLED")
     except KeyboardInterrupt:
         finished = False
-        parts.tracker.close("KILLED")
-    except Exception as error:
+        if parts is not None:
+            parts.tracker.close("KILLED")
+    except Exception as error:  # the one place where a job's failures end: each is told and recorded, none is swallowed
         return record_failure(run_dir, error, parts)
-    if not finished:
-        fail(f"interrupted after step {parts.progress.step}; go on with: python launch.py resume={run_dir}")
-        return INTERRUPTED
-    return 0
+    if finished:
+        return 0
+    step = parts.progress.step if parts is not None else 0
+    fail(f"interrupted after step {step}; go on with: python launch.py resume={run_dir}")
+    return INTERRUPTED
 
 
-def build(run: Run, run_dir: Path, terminal: Terminal) -> Parts:
+def build(run: Run, run_dir: Path, interrupt: Interrupt) -> Parts:
     """Everything in memory, as it was at the latest checkpoint."""
     import torch
 
     from opsd.scoring import Objective
 
+    terminal = Terminal(every=run.train.log_every)
     torch.set_num_threads(run.threads)
     torch.manual_seed(derive(run.seed, "torch"))
     store, run_id = store_from(json.loads((run_dir / "launch.json").read_text()))
@@ -93,6 +93,7 @@ def build(run: Run, run_dir: Path, terminal: Terminal) -> Parts:
     )
     sampler = run.rollout.build(loaded)
     teacher = run.teacher.build(loaded)
+    loaded.model.train()
     objective = Objective(
         loaded, loss=run.loss, clipping=run.clipping, temperature=run.loss_temperature, chunk_tokens=run.train.chunk_tokens
     )
@@ -120,14 +121,14 @@ def build(run: Run, run_dir: Path, terminal: Terminal) -> Parts:
         tracker=tracker,
         terminal=terminal,
         progress=progress,
-        interrupt=Interrupt(),
+        interrupt=interrupt,
     )
 
 
 def train(parts: Parts) -> bool:
     """The loop. Whether the run came to its end; otherwise it was interrupted and can go on."""
     run, progress = parts.run, parts.progress
-    parts.interrupt.install()
+    parts.interrupt.at_once = False
     parts.tracker.artifact(parts.run_dir / "config.yaml")
     parts.tracker.artifact(parts.run_dir / "launch.json")
     if progress.step == 0:
@@ -252,7 +253,7 @@ def is_evaluation_due(run: Run, step: int) -> bool:
 
 def evaluate_if_due(parts: Parts, *, last: bool) -> None:
     """Before the first step, every `eval.every` steps and after the last; once for a step, also after a resume."""
-    from opsd.evaluate import evaluate, save_report
+    from opsd.evaluate import evaluate, metrics_of, save_report
 
     run, step = parts.run, parts.progress.step
     if not run.eval.enabled or not (last or step == 0 or is_evaluation_due(run, step)):
@@ -266,19 +267,11 @@ def evaluate_if_due(parts: Parts, *, last: bool) -> None:
     parts.interrupt.at_once = False
     directory = parts.run_dir / "evaluations" / f"step_{step:06d}"
     save_report(report, directory)
-    parts.tracker.log(step, evaluation_metrics(report), timings={"time/evaluation_s": time.perf_counter() - began})
+    parts.tracker.log(step, metrics_of(report), timings={"time/evaluation_s": time.perf_counter() - began})
     parts.tracker.flush()
     parts.tracker.artifact(directory / "samples.jsonl", f"evaluations/step_{step:06d}")
     headline = f"avg_at_{report.k}"
     parts.terminal.say(f"step {step}: {report.benchmark}/{headline} {report.metrics[headline]:.1f}")
-
-
-def evaluation_metrics(report: EvalReport) -> dict[str, float]:
-    """Under the benchmark's name; the short column is for the canonical protocol alone."""
-    metrics = {f"{report.benchmark}/{name}": value for name, value in report.metrics.items()}
-    if report.canonical:
-        metrics[report.benchmark] = report.metrics[f"avg_at_{report.k}"]
-    return metrics
 
 
 def save(parts: Parts) -> None:
@@ -301,7 +294,7 @@ def finish(parts: Parts) -> None:
         before, after = (load_report(parts.run_dir / "evaluations" / f"step_{at:06d}") for at in (0, step))
         metric = f"avg_at_{after.k}"
         result |= {"benchmark": after.benchmark, "metric": metric, "before": before.metrics[metric], "after": after.metrics[metric]}
-        result["difference"] = compare(before, after)
+        result["difference"] = asdict(compare(before, after))
     write_result(parts.run_dir, result)
 
 

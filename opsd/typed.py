@@ -31,7 +31,7 @@ def check_keys(cls: type, values: dict[str, Any], where: str, option: str) -> No
             close = difflib.get_close_matches(str(key), hints, n=1)
             hint = f", did you mean {where}{close[0]}?" if close else "."
             raise ValueError(f"{where}{key}={value}: {option} has no such key{hint} Its keys: {', '.join(hints)}.")
-        nested = [part for part in parts(hints[key]) if is_dataclass(part)]
+        nested = [part for part in parts(hints[key]) if isinstance(part, type) and is_dataclass(part)]
         if nested and isinstance(value, dict):
             check_keys(nested[0], value, f"{where}{key}.", option)
         if isinstance(value, float) and not math.isfinite(value):

@@ -85,6 +85,12 @@ def tokenizer():
     return make_tokenizer()
 
 
+@pytest.fixture
+def new_tokenizer():
+    """A tokenizer of the test's own, to be changed at will."""
+    return make_tokenizer()
+
+
 @pytest.fixture(scope="session")
 def random_model(tokenizer) -> LoadedModel:
     """A tiny random Qwen3 whose pad token is its end token, every weight trainable. One for the whole session: whoever changes

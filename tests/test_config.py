@@ -39,7 +39,7 @@ def composed(*overrides: str) -> DictConfig:
             ["loss=jsd", "+loss.bta=3"],
             "loss.bta=3: loss=jsd has no such key, did you mean loss.beta? Its keys: name, kind, temperature, top_k, beta.",
         ),
-        ([*HF, "+model.lora.rr=3"], "model.lora.rr=3: model=hf has no such key. Its keys: r, alpha, dropout, targets."),
+        ([*HF, "+model.lora.x=3"], "model.lora.x=3: model=hf has no such key. Its keys: r, alpha, dropout, targets."),
         (["loss=jsd", "loss.beta=x"], "loss.beta=x: must be a number."),
         ([*HF, "model.lora.r=a"], "model.lora.r=a: must be a whole number."),
         ([*HF, "model.lora=3"], "model.lora=3: must be a group of the keys r, alpha, dropout, targets or null."),

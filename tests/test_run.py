@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["debug=smoke"]
-BUSY = ["train.batch=8", "rollout.max_len=32", "eval.problems=4", "eval.samples=2", "eval.max_len=32", "train.log_every=2"]
+BUSY = ["train.batch=8", "rollout.max_len=32", "eval.rows=4", "eval.samples=2", "eval.max_len=32", "train.log_every=2"]
 ADAPTERS = [
     "+model.lora.r=4",
     "+model.lora.alpha=8",

@@ -19,6 +19,23 @@ from opsd.launch.errors import explain
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+PATHS = re.compile(
+    r"(resume|checkpoint|output_root|[\w.]+\.path)=([^'\"\\,\[{]*[=() ][^'\"\\,]*)"
+)  # values that Hydra would take apart
+TAKE_A_VALUE = (
+    "--cfg",
+    "-c",
+    "--package",
+    "-p",
+    "--config-path",
+    "-cp",
+    "--config-name",
+    "-cn",
+    "--config-dir",
+    "-cd",
+    "--info",
+    "-i",
+)
 COMPLETION = ("-sc", "--shell-completion", "--shell_completion")
 FULL_ERROR = "HYDRA_FULL_ERROR"
 
@@ -61,7 +78,7 @@ def compose(conf: Path, root: str, argv: list[str]) -> list[Point]:
     saved_argv = sys.argv
     with tempfile.TemporaryDirectory(prefix="opsd-") as scratch:
         if not set(COMPLETION) & set(arguments):
-            arguments = [*arguments, f"hydra.sweep.dir={scratch}"]
+            arguments = [*overrides_last(arguments), f"hydra.sweep.dir={scratch}"]
         try:
             os.environ.setdefault(FULL_ERROR, "1")  # Hydra then raises instead of printing and exiting
             sys.argv = [saved_argv[0], *arguments]
@@ -78,7 +95,7 @@ def compose(conf: Path, root: str, argv: list[str]) -> list[Point]:
 
 
 def sanitized(argv: list[str], conf: Path, root: str) -> list[str]:
-    """The arguments without `experiment=null` and its like, over which Hydra stumbles.
+    """The arguments as Hydra can read them: without `experiment=null` and its like, paths quoted that hold `=`, spaces or brackets.
 
     Raises:
         ValueError: a group that every run needs is set to nothing.
@@ -93,5 +110,15 @@ def sanitized(argv: list[str], conf: Path, root: str) -> list[str]:
         if group is not None and (conf / group).is_dir():
             options = ", ".join(sorted(path.stem for path in (conf / group).glob("*.yaml")))
             raise ValueError(f"{argument}: every run needs a {group}; set {group} to one of: {options}.")
-        kept.append(argument)
+        path = PATHS.fullmatch(argument)
+        kept.append(f"{path.group(1)}='{path.group(2)}'" if path else argument)
     return kept
+
+
+def overrides_last(arguments: list[str]) -> list[str]:
+    """Switches first: Hydra's parser reads overrides in one piece only, and `seed=1,2 -m loss=jsd` is two."""
+    switches, overrides = [], []
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        is_value = before in TAKE_A_VALUE and (before.startswith("--config") or before.startswith("-c") or "=" not in argument)
+        (switches if argument.startswith("-") or is_value else overrides).append(argument)
+    return [*switches, *overrides]

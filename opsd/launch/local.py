@@ -42,8 +42,8 @@ def dispatch(jobs: list[Job], *, command: Callable[[Path], list[str]] = command)
         if any(outcome.status == "interrupted" for outcome in outcomes):
             outcomes.append(Outcome(status="not started", message=None, result={}))
             continue
-        if len(jobs) > 1:
-            print(f"\n[{len(outcomes) + 1}/{len(jobs)}] {' '.join(job.overrides)}  {job.run_dir}", flush=True)
+        place = f"\n[{len(outcomes) + 1}/{len(jobs)}] {' '.join(job.overrides)}  " if len(jobs) > 1 else ""
+        print(f"{place}{job.run_dir}", flush=True)
         outcome = start(job, command(job.run_dir))
         record_end(job, outcome)
         outcomes.append(outcome)

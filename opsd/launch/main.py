@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from opsd.endings import INTERRUPTED
 from opsd.launch.help import HELP_FLAGS, help_text
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ def main(conf: Path, argv: list[str]) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED
+    except KeyboardInterrupt:
+        print("interrupted: nothing was started", file=sys.stderr)
+        return INTERRUPTED
     if not jobs:
         return 0
     from opsd.launch.local import dispatch
@@ -79,24 +83,26 @@ def prepare(conf: Path, argv: list[str]) -> tuple[list[Job], bool]:
     if runs[0].do is not Do.run:
         show(points, plan.preview(points, runs), runs[0].do)
         return [], False
+    if not points[0].swept:
+        show(points, [], Do.run)
     return plan.create(points, runs, argv=argv), points[0].swept
 
 
 def show(points: list[Point], run_dirs: list[Path], do: Do) -> None:
-    """What `do=check` and `do=dry_run` print."""
+    """What `do=check` and `do=dry_run` print; the config of a single run that is about to start."""
     from rich.console import Console
 
     from opsd.config import Do
     from opsd.launch import local, plan
 
-    console = Console(highlight=False, soft_wrap=True)
-    for point, run_dir in zip(points, run_dirs, strict=True):
-        if do is Do.dry_run:
+    if do is Do.dry_run:
+        for run_dir in run_dirs:
             print(f"{run_dir}\n  {' '.join(local.command(run_dir))}")
-        elif point.swept:
-            print(" ".join(point.overrides))
-        else:
-            console.print(plan.resolved_tree(point.cfg))
+        return
+    if points[0].swept:
+        print("\n".join(" ".join(point.overrides) for point in points))
+    else:
+        Console(highlight=False, soft_wrap=True).print(plan.resolved_tree(points[0].cfg))
     if do is Do.check:
         print("ok")
 
@@ -108,5 +114,5 @@ def warn(warnings: list[list[str]]) -> None:
 
 def exit_status(outcomes: list[Outcome]) -> int:
     if any(outcome.status == "interrupted" for outcome in outcomes):
-        return 130
+        return INTERRUPTED
     return 0 if all(outcome.status == "finished" for outcome in outcomes) else 1

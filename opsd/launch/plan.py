@@ -79,11 +79,11 @@ def check_root(root: Path) -> None:
 
 
 def label(overrides: list[str]) -> str:
-    """A short name out of overrides, fit for a directory: `loss=jsd,clip=0.1`."""
-    told = [re.sub(r"^\+*", "", item) for item in overrides]
+    """A short name out of overrides, in characters that neither a file system nor Hydra reads as its own: `loss-jsd_clip-0.1`."""
+    told = [item.lstrip("+~") for item in overrides]
     told = [item for item in told if re.split(r"[=.]", item)[0] not in UNNAMED]
-    text = ",".join(re.sub(r"=.*/", "=", item) for item in told)
-    return re.sub(r"[^\w.,=+-]+", "_", text)[:MAX_NAME_CHARS].strip(",._") or "default"
+    text = "_".join(re.sub(r"=(.*/)?", "-", item, count=1) for item in told)
+    return re.sub(r"[^\w.+-]+", "_", text)[:MAX_NAME_CHARS].strip("._-") or "default"
 
 
 def names(points: list[Point], runs: list[Run]) -> tuple[str, list[str]]:
@@ -93,9 +93,9 @@ def names(points: list[Point], runs: list[Run]) -> tuple[str, list[str]]:
         return own[0], own
     given = runs[0].name or next((item.partition("=")[2] for item in points[0].overrides if item.startswith("sweep=")), None)
     if len(set(own)) < len(own):
-        own = [f"{name},{label(varying(point, points))}"[: MAX_NAME_CHARS * 2] for name, point in zip(own, points, strict=True)]
-    keys = ",".join(item.partition("=")[0].lstrip("+") for item in varying(points[0], points))
-    return given or re.sub(r"[^\w.,=+-]+", "_", keys)[:MAX_NAME_CHARS] or "sweep", own
+        own = [f"{name}_{label(varying(point, points))}"[: MAX_NAME_CHARS * 2] for name, point in zip(own, points, strict=True)]
+    keys = [item.partition("=")[0] for item in varying(points[0], points)]
+    return given or (label(keys) if keys else "sweep"), own
 
 
 def varying(point: Point, points: list[Point]) -> list[str]:

@@ -109,7 +109,9 @@ class Pretrained(Model):
         import torch
         from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils.logging import disable_progress_bar
 
+        disable_progress_bar()  # one bar a run: the training loop's
         try:
             tokenizer = AutoTokenizer.from_pretrained(tokenizer_directory, trust_remote_code=False, local_files_only=True)
             model, report = AutoModelForCausalLM.from_pretrained(

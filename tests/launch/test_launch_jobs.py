@@ -1,4 +1,4 @@
-"""Directories, MLflow runs, dispatch, the last lines and resume, against a real store; only the job itself is a few lines of script."""
+"""Directories, MLflow runs, dispatch, the last lines and resume, against a real store; the job alone is a few lines of script."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ CONF = Path(__file__).parents[2] / "conf"
 JOB = """
 import json, os, sys, time
 from pathlib import Path
+import opsd.registry, yaml
 run_dir = Path(sys.argv[1])
-import opsd.config
-run = opsd.config.load(run_dir)
-if run.seed == 7:
+seed = yaml.safe_load((run_dir / "config.yaml").read_text())["seed"]
+if seed == 7:
     sys.exit("no result")
-if run.seed == 8:
+if seed == 8:
     (run_dir / "result.json").write_text(json.dumps({"status": "failed", "step": 3, "message": "step 4: the loss is not a number"}))
     sys.exit(1)
-if run.seed == 9:
+if seed == 9:
     try:
         (run_dir / "started").touch()
         time.sleep(20)
@@ -44,7 +44,7 @@ if run.seed == 9:
         (run_dir / "saved").touch()
         sys.exit(130)
 result = {"status": "finished", "step": 100, "benchmark": "arithmetic", "metric": "avg_at_12", "before": 21.25, "message": None}
-result |= {"after": 70.0 + run.seed, "difference": {"mean": 48.75 + run.seed, "low": 40.0, "high": 57.5, "p_value": 1e-9}}
+result |= {"after": 70.0 + seed, "difference": {"mean": 48.75 + seed, "low": 40.0, "high": 57.5, "p_value": 1e-9}}
 result["threads"] = os.environ["OMP_NUM_THREADS"]
 (run_dir / "result.json").write_text(json.dumps(result))
 """
@@ -82,11 +82,11 @@ def jobs_of(*argv: str) -> list[Job]:
 def test_a_run_directory_tells_where_it_comes_from(somewhere: Path, store: str) -> None:
     (job,) = jobs_of("loss=jsd", "clip=0.1", "threads=2")
     assert job.run_dir.parent == somewhere / "outputs"
-    assert job.run_dir.name.endswith("-loss=jsd,clip=0.1,threads=2")
+    assert job.run_dir.name.endswith("-loss-jsd_clip-0.1_threads-2")
     assert sorted(path.name for path in job.run_dir.iterdir()) == ["config.yaml", "launch.json"]
     run = load(job.run_dir)
     assert (run.name, run.loss.name, run.clip, run.output_root) == (
-        "loss=jsd,clip=0.1,threads=2",
+        "loss-jsd_clip-0.1_threads-2",
         "jsd",
         0.1,
         str(somewhere / "outputs"),
@@ -97,7 +97,28 @@ def test_a_run_directory_tells_where_it_comes_from(somewhere: Path, store: str) 
     assert launch["packages"]["hydra-core"].startswith("1.3") and launch["python"].startswith("3.")
     recorded = client(store).get_run(job.run_id)
     assert recorded.data.params["clip"] == "0.1" and recorded.data.params["loss.beta"] == "0.5"
-    assert recorded.data.tags["run_dir"] == str(job.run_dir) and recorded.info.run_name == "loss=jsd,clip=0.1,threads=2"
+    assert recorded.data.tags["run_dir"] == str(job.run_dir) and recorded.info.run_name == "loss-jsd_clip-0.1_threads-2"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ([], "default"),
+        (["loss=jsd", "clip=0.1"], "loss-jsd_clip-0.1"),
+        (["data.path=/long/way/to/rows.jsonl", "do=run", "output_root=x", "+loss.beta=0.3"], "data.path-rows.jsonl_loss.beta-0.3"),
+        (["model.lora.targets=[q_proj,v_proj]"], "model.lora.targets-_q_proj_v_proj"),
+        (["prompt.student='Say: {problem}/x'"], "prompt.student-x"),
+    ],
+)
+def test_labels_need_no_quoting(overrides: list[str], name: str) -> None:
+    assert plan.label(overrides) == name
+
+
+def test_paths_with_characters_that_hydra_takes_apart(somewhere: Path) -> None:
+    (point,) = points_of("output_root=a b/c=d(e)", "data=jsonl", "data.path=x=1.jsonl")
+    assert (point.cfg.output_root, point.cfg.data.path) == ("a b/c=d(e)", "x=1.jsonl")
+    swept = points_of("-m", "data=jsonl", "data.path=a.jsonl,b.jsonl")
+    assert [point.cfg.data.path for point in swept] == ["a.jsonl", "b.jsonl"]
 
 
 def test_two_launches_in_one_second_never_share_a_directory(somewhere: Path) -> None:
@@ -122,7 +143,7 @@ def test_a_sweep(somewhere: Path, store: str, capsys: pytest.CaptureFixture[str]
     top = jobs[0].run_dir.parent
     assert top.parent == somewhere / "multirun" and top.name.endswith("-seed")
     assert [job.run_dir.name for job in jobs] == ["000", "001", "002", "003"]
-    assert [load(job.run_dir).name for job in jobs] == ["seed=1", "seed=7", "seed=2", "seed=8"]
+    assert [load(job.run_dir).name for job in jobs] == ["seed-1", "seed-7", "seed-2", "seed-8"]
     assert {client(store).get_run(job.run_id).data.tags["sweep"] for job in jobs} == {top.name}
     outcomes = dispatch(jobs, command=command)
     assert [outcome.status for outcome in outcomes] == ["finished", "failed", "finished", "failed"]

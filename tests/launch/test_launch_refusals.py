@@ -131,8 +131,10 @@ def test_help_is_quick_and_knows_every_option(script: str, somewhere: Path) -> N
 def test_hydras_own_switches_work(capsys: pytest.CaptureFixture[str], somewhere: Path) -> None:
     assert main(CONF, ["loss=jsd", "--cfg", "job", "--resolve"]) == 0
     assert "beta: 0.5" in capsys.readouterr().out
-    assert main(CONF, ["--info", "defaults-tree"]) == 0
-    assert "loss: forward_kl" in capsys.readouterr().out
+    assert main(CONF, ["loss=jsd", "--cfg", "job", "seed=3", "-p", "loss", "clip=0.2"]) == 0
+    assert capsys.readouterr().out.startswith("# @package loss\nname: jsd\n")
+    arguments = [sys.executable, ROOT / "launch.py", "--info", "defaults-tree"]  # leaves Hydra's logging on, so in its own process
+    assert "loss: forward_kl" in subprocess.run(arguments, capture_output=True, text=True, env=environment()).stdout
     assert list(somewhere.iterdir()) == []
 
 

@@ -6,15 +6,28 @@ Shapes: R rows, V vocabulary entries.
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, inject_adapter_in_model
+from peft import LoraConfig, get_peft_model
 from scipy import stats
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Mamba2Config, Mamba2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Mamba2Config,
+    Mamba2ForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
-from opsd.rollouts.decoding import invert, process
+from opsd.rollouts.decoding import NUCLEUS, invert, process
 from opsd.rollouts.transformers import TransformersEngine
 from opsd.types import FinishReason, LoadedModel, Request, Response, Sampling
 
@@ -43,7 +56,9 @@ def small_model(
             eos_token_id=STOP,
             initializer_range=spread,
         )
-        return as_loaded(Qwen3ForCausalLM(config).to(dtype=dtype), stops=stops)
+        model = Qwen3ForCausalLM(config)
+    torch.nn.Module.to(model, dtype)
+    return as_loaded(model, stops=stops)
 
 
 def as_loaded(model, *, stops: tuple[int, ...] = (STOP,)) -> LoadedModel:
@@ -251,7 +266,8 @@ def test_adapters_are_active_and_dropout_is_not():
     with torch.random.fork_rng():
         torch.manual_seed(1)
         config = LoraConfig(r=4, lora_alpha=64, lora_dropout=0.5, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
-        inject_adapter_in_model(config, loaded.model)
+        wrapped = get_peft_model(loaded.model, config)
+    loaded = replace(loaded, model=cast(PreTrainedModel, wrapped), lora=True)  # the body stays the same module
     loaded.model.train()
     asked = requests(6)
     responses = generate(loaded, asked)
@@ -353,6 +369,19 @@ def test_processing_by_hand():
     assert kept(temperature=0.5, top_p=0.69) == [0, round(0.25 / 0.34, 6), 0, round(0.09 / 0.34, 6)]  # .25 of .365 is .685
 
 
+def test_nucleus_of_a_large_vocabulary():
+    """Peaked rows, whose nucleus the first look holds, beside a flat one, which needs the whole vocabulary sorted."""
+    generator = torch.Generator().manual_seed(0)
+    logits_RV = torch.randn(3, 3000, generator=generator, dtype=torch.float64) * torch.tensor([[8.0], [0.1], [4.0]])
+    sampling = Sampling(temperature=1.0, top_p=0.9, top_k=None, max_len=1)
+    expected_RV = torch.stack([processed_by_hand(logits_V, sampling) for logits_V in logits_RV])
+    assert [(row > -np.inf).sum().item() > NUCLEUS for row in expected_RV] == [False, True, False]
+    torch.testing.assert_close(process(logits_RV, sampling), expected_RV, atol=1e-10, rtol=0)
+    for place in range(3):
+        alone_RV = process(logits_RV[place : place + 1], sampling)
+        torch.testing.assert_close(alone_RV, expected_RV[place : place + 1], atol=1e-10, rtol=0)
+
+
 def test_inversion_by_hand():
     """Boundaries belong to the next token; zero mass is never drawn, first or last; u just below 1 does not fall off."""
     probs_RV = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]], dtype=torch.float64)
@@ -387,3 +416,8 @@ def test_values_out_of_range(key, value, message):
     with pytest.raises(ValueError) as error:
         TransformersEngine(**{**VALUES, key: value})
     assert str(error.value).startswith(message)
+
+
+def test_the_option_is_read_without_torch():
+    code = "import sys; from opsd.registry import lookup; lookup('rollout', 'transformers'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0

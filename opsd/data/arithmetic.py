@@ -1,0 +1,48 @@
+"""The embedded problems (`opsd.arithmetic`), those of the training split."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from opsd.arithmetic import KINDS, chains, num_texts
+from opsd.data.base import Source
+from opsd.registry import register
+from opsd.seeding import derive
+from opsd.types import Problem
+
+
+@register("data", "arithmetic")
+class Arithmetic(Source):
+    """Other problems for every run seed; none is ever one of the evaluation split."""
+
+    rows: int
+    kinds: list[str]  # of opsd.arithmetic.KINDS
+    min_steps: int
+    max_steps: int
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise ValueError(f"data.rows={self.rows}: must be at least 1.")
+        if not self.kinds or not set(self.kinds) <= set(KINDS):
+            raise ValueError(f"data.kinds={self.kinds}: must name one or more of {', '.join(KINDS)}.")
+        if not 1 <= self.min_steps <= self.max_steps:
+            raise ValueError(
+                f"data.min_steps={self.min_steps} with data.max_steps={self.max_steps}: "
+                "must both be at least 1, and the first not above the second."
+            )
+        # drawing distinct problems out of few grows slow towards the last one and then never ends
+        most = sum(num_texts(kind, min_steps=self.min_steps, max_steps=self.max_steps) for kind in set(self.kinds)) // 2
+        if self.rows > most:
+            raise ValueError(f"data.rows={self.rows}: at most {most} distinct problems are drawn; lower it or raise data.max_steps.")
+
+    def check(self) -> None:
+        """Nothing to read: the problems are made here."""
+
+    def load(self, *, seed: int) -> list[Problem]:
+        drawn = chains(
+            derive(seed, "data"), kinds=tuple(self.kinds), split="train", min_steps=self.min_steps, max_steps=self.max_steps
+        )
+        return [
+            Problem(id=f"{chain.kind}-{index}", text=chain.text, solution=chain.solution, answer=chain.answer)
+            for index, chain in enumerate(islice(drawn, self.rows))
+        ]
