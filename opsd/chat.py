@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -15,7 +15,7 @@ def render(tokenizer: PreTrainedTokenizerBase, text: str, *, thinking: bool) -> 
     """One user turn and the header of the assistant's, as token ids.
 
     Text without chat markers gives exactly the ids of `apply_chat_template`. Where the text spells a marker (`<|im_end|>`,
-    `<think>`, any added token), it is cut inside the marker before it is tokenised, so that the marker's letters arrive as plain text.
+    `<think>`, any added token), it is cut inside the marker before it is tokenised, so that its letters arrive as plain text.
 
     Args:
         tokenizer: with a chat template that puts the user's text in once.
@@ -62,6 +62,7 @@ def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list
         ValueError: neither names one.
     """
     found: set[int] = set()
+    value: Any
     for value in (tokenizer.eos_token_id, model.config.eos_token_id, getattr(model.generation_config, "eos_token_id", None)):
         found.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
     if not found:

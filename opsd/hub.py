@@ -27,13 +27,21 @@ def snapshot(
         ValueError: no such repository or revision, no right to read it, or (within 10 s) neither hub nor cache has it.
     """
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage]  # of whichever http library the client uses
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     at = f"{key}={repo}" + (f" (revision {revision})" if revision else "")
+    ask = HfApi().model_info if repo_type == "model" else HfApi().dataset_info
     reason = None
     try:
-        info = HfApi().repo_info(repo, repo_type=repo_type, revision=revision, timeout=TIMEOUT_S)
+        info = ask(repo, revision=revision, timeout=TIMEOUT_S)
     except GatedRepoError as error:
         raise ValueError(f"{at}: the hub asks you to accept its terms and log in (`hf auth login`); do so, or {remedy}") from error
     except RevisionNotFoundError as error:

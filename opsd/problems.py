@@ -64,15 +64,16 @@ def read_hub(
     source = f"{key.rpartition('.')[0]}.repo={repo}"
     remedy = f"set {key}=FILE to a local JSONL file."
     try:
-        import datasets
+        from datasets import load_dataset
+        from datasets.exceptions import DatasetsError
     except ModuleNotFoundError as error:
         raise ValueError(f"{source}: reading from the hub needs `pip install 'opsd[hub]'`; install it, or {remedy}") from error
     directory = snapshot(
         repo, repo_type="dataset", revision=revision, patterns=None, needs=None, key=source.partition("=")[0], remedy=remedy
     )
     try:
-        rows = datasets.load_dataset(str(directory), split=split)
-    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+        rows = load_dataset(str(directory), split=split)
+    except (DatasetsError, OSError, ValueError) as error:
         raise ValueError(f"{source}: its split {split!r} cannot be read ({error}); correct it, or {remedy}") from error
     numbered = ((f"row {number}", row) for number, row in enumerate(rows, start=1))
     return _problems(numbered, source=source, key=key, columns=columns, required=required, max_rows=max_rows)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from opsd.types import LoadedModel
 
 CHAT_TEMPLATE = (
-    "{%- for message in messages -%}{{- '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' -}}{%- endfor -%}"
+    "{%- for message in messages -%}{{- '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' -}}"
+    "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}"
     "{%- if enable_thinking is defined and enable_thinking is false -%}{{- '<think>\n\n</think>\n\n' -}}{%- endif -%}{%- endif -%}"
 )
@@ -63,7 +65,6 @@ def make_model(tokenizer, *, seed: int = 0):
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        attn_implementation="sdpa",
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -97,7 +98,7 @@ def random_model(tokenizer) -> LoadedModel:
     its weights or its training flags works on `copy.deepcopy(random_model.model)` instead."""
     import torch
 
-    model = make_model(tokenizer)
+    model: Any = make_model(tokenizer)
     return LoadedModel(
         model=model,
         body=model.get_decoder(),

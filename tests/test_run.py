@@ -90,7 +90,7 @@ def test_what_a_run_leaves(smoke, store):
     assert record.data.params["rollout.max_len"] == "32"
     steps = [metric.step for metric in mlflow.get_metric_history(entry["run_id"], "train/divergence")]
     assert steps == [1, 2]
-    scores = mlflow.get_metric_history(entry["run_id"], "arithmetic/avg_at_2")
+    scores = mlflow.get_metric_history(entry["run_id"], "arithmetic/avg_at_1")
     assert [(m.step, m.value) for m in scores] == [(0, result["before"]), (2, result["after"])]
     assert "aime24" not in record.data.metrics
     artifacts = {item.path for item in mlflow.list_artifacts(entry["run_id"])}

@@ -33,7 +33,9 @@ class Arithmetic(Source):
         # drawing distinct problems out of few grows slow towards the last one and then never ends
         most = sum(num_texts(kind, min_steps=self.min_steps, max_steps=self.max_steps) for kind in set(self.kinds)) // 2
         if self.rows > most:
-            raise ValueError(f"data.rows={self.rows}: at most {most} distinct problems are drawn; lower it or raise data.max_steps.")
+            raise ValueError(
+                f"data.rows={self.rows}: at most {most} distinct problems are drawn; lower it or raise data.max_steps."
+            )
 
     def check(self) -> None:
         """Nothing to read: the problems are made here."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opsd import checkpoints
 from opsd.endings import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -68,8 +69,9 @@ def start(job: Job, arguments: list[str]) -> Outcome:
         return Outcome(status="interrupted", message=f"go on with: python launch.py resume={job.run_dir}", result=left)
     if status == 0 and left.get("status") == "finished":
         return Outcome(status="finished", message=None, result=left)
+    go_on = f"; go on with: python launch.py resume={job.run_dir}" if checkpoints.latest(job.run_dir) else ""
     how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}, and no result.json"
-    return Outcome(status="failed", message=left.get("message") or how, result=left)
+    return Outcome(status="failed", message=left.get("message") or how + go_on, result=left)
 
 
 @contextmanager

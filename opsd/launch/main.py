@@ -83,9 +83,10 @@ def prepare(conf: Path, argv: list[str]) -> tuple[list[Job], bool]:
     if runs[0].do is not Do.run:
         show(points, plan.preview(points, runs), runs[0].do)
         return [], False
+    jobs = plan.create(points, runs, argv=argv)
     if not points[0].swept:
         show(points, [], Do.run)
-    return plan.create(points, runs, argv=argv), points[0].swept
+    return jobs, points[0].swept
 
 
 def show(points: list[Point], run_dirs: list[Path], do: Do) -> None:

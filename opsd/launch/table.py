@@ -68,7 +68,8 @@ def report(jobs: list[Job], outcomes: list[Outcome], *, swept: bool) -> None:
     if swept:
         console.print(table(jobs, outcomes))
     for job, outcome in zip(jobs, outcomes, strict=True):
-        if outcome.message and (swept or outcome.status == "failed"):
+        told = not swept and (outcome.status == "interrupted" or outcome.result.get("message"))  # by the job itself, just above
+        if outcome.message and not told:
             print(f"{job.run_dir}: {outcome.status}: {outcome.message}", file=sys.stderr, flush=True)
     serve = ui_command(jobs[0].store)
     if serve:

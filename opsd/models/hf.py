@@ -73,7 +73,9 @@ class Pretrained(Model):
             raise ValueError(f"{self.origin}: its config.json has no max_position_embeddings; set model.context.")
         if self.context is not None and own is not None and self.context > own:
             raise ValueError(f"model.context={self.context}: exceeds the {own} positions that {self.name} was made for; lower it.")
-        return self.context if self.context is not None else own
+        context = own if self.context is None else self.context
+        assert context is not None
+        return context
 
     def load(self, *, seed: int, device: str, checkpoint: str | None = None) -> LoadedModel:
         import torch
@@ -88,9 +90,7 @@ class Pretrained(Model):
             torch.default_generator.manual_seed(derive(seed, "adapters"))
             model, tokenizer = self.read(whole, tokenizer_directory=directory)
             require_plain_head(model, self.origin)
-            outer: PreTrainedModel | PeftModel = model
-            if self.lora is not None:
-                outer = self.adapt(model, self.lora, checkpoint)
+            outer: Any = model if self.lora is None else self.adapt(model, self.lora, checkpoint)
         where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
         outer.to(where).eval()
         return LoadedModel(
@@ -104,8 +104,8 @@ class Pretrained(Model):
             device=where,
         )
 
-    def read(self, directory: Path, *, tokenizer_directory: Path) -> tuple[PreTrainedModel, Any]:
-        """Weights and tokenizer as transformers reads them, every weight accounted for. No code and no pickle of the model's runs."""
+    def read(self, directory: Path, *, tokenizer_directory: Path) -> tuple[Any, Any]:
+        """Weights and tokenizer as transformers reads them, every weight accounted for. No code of the model's own is run."""
         import torch
         from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -114,7 +114,7 @@ class Pretrained(Model):
         disable_progress_bar()  # one bar a run: the training loop's
         try:
             tokenizer = AutoTokenizer.from_pretrained(tokenizer_directory, trust_remote_code=False, local_files_only=True)
-            model, report = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 directory,
                 dtype=getattr(torch, self.dtype.value),
                 attn_implementation="sdpa",
@@ -126,11 +126,12 @@ class Pretrained(Model):
         except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ValueError(f"{self.origin}: transformers cannot load {directory} ({reason}); give another model.") from error
+        model, report = loaded
         if report["missing_keys"]:
             missing = ", ".join(sorted(report["missing_keys"])[:3])
             raise ValueError(
-                f"{self.origin}: {directory} lacks {len(report['missing_keys'])} of the model's weights ({missing}, ...), and random "
-                "ones would stand in for them; give a complete causal language model."
+                f"{self.origin}: {directory} lacks {len(report['missing_keys'])} of the model's weights ({missing}, ...), and "
+                "random ones would stand in for them; give a complete causal language model."
             )
         return model, tokenizer
 
@@ -243,8 +244,8 @@ def require_files(directory: Path, origin: str) -> dict[str, Any]:
         pickled = sorted(file.name for pattern in PICKLED for file in directory.glob(pattern))
         if pickled:
             raise ValueError(
-                f"{origin}: has only pickled weights ({', '.join(pickled[:3])}), and unpickling can run any code; convert them once "
-                "where you trust them: AutoModelForCausalLM.from_pretrained(OLD).save_pretrained(NEW) writes safetensors."
+                f"{origin}: has only pickled weights ({', '.join(pickled[:3])}), and unpickling can run any code; convert them "
+                "once where you trust them: AutoModelForCausalLM.from_pretrained(OLD).save_pretrained(NEW) writes safetensors."
             )
         raise ValueError(f"{origin}: {directory} holds no weights ({WEIGHTS}); give a complete model directory.")
     if not any(directory.glob("tokenizer*")):
@@ -261,7 +262,9 @@ def require_plain_head(model: PreTrainedModel, origin: str) -> None:
 
     head = model.get_output_embeddings()
     if head is None or model.get_decoder() is model:
-        raise ValueError(f"{origin}: {type(model).__name__} does not tell body and head apart, as scoring needs; use another model.")
+        raise ValueError(
+            f"{origin}: {type(model).__name__} does not tell body and head apart, as scoring needs; use another model."
+        )
     ids_BL = torch.arange(1, 9)[None] % head.weight.shape[0]
     training = model.training
     model.eval()

@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from opsd.models.hf import CONFIG, Pretrained
 from opsd.registry import register
@@ -61,7 +62,7 @@ def gguf_file() -> Path:
 
 
 def place(source: Path, home: Path) -> None:
-    """Converts beside `home` and moves the whole directory there at once: two processes may do so together, and one of them wins."""
+    """Converts beside `home`, then moves the directory there in one go: of two processes that do so at once, one wins."""
     temporary = Path(tempfile.mkdtemp(prefix=f"{home.name}.", dir=home.parent))
     try:
         convert(source, temporary)
@@ -76,18 +77,18 @@ def place(source: Path, home: Path) -> None:
 
 
 def convert(source: Path, out: Path) -> None:
-    """Dequantised weights in bf16 (what the model was trained in), tokenizer and chat template, as `save_pretrained` writes them."""
+    """Dequantised weights in bf16 (the model's own type), tokenizer and chat template, as `save_pretrained` writes them."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    read = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
-    config = read.config
+    read: Any = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    config: Any = read.config
     assert config.max_position_embeddings == CONTEXT_TOKENS
     # a model read from GGUF refuses to be saved, so a fresh one takes its weights
     del config.quantization_config
     with torch.random.fork_rng(devices=[]):
-        model = LlamaForCausalLM(config)
+        model: Any = LlamaForCausalLM(config)
     model.load_state_dict(read.state_dict())
     model.tie_weights()
     model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -149,9 +150,17 @@ def test_the_embedded_model_is_a_whole_one():
 
 
 def test_a_head_that_is_no_plain_product_is_refused(random_model):
-    tiny = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tiny: dict[str, Any] = {
+        "vocab_size": 64,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     capped = Gemma2Config(**tiny, num_key_value_heads=1, head_dim=8, final_logit_softcapping=1.0, initializer_range=0.5)
-    with pytest.raises(ValueError, match="model.path=g: the logits of Gemma2ForCausalLM are not hidden states times output embedding"):
+    with pytest.raises(
+        ValueError, match="model.path=g: the logits of Gemma2ForCausalLM are not hidden states times output embedding"
+    ):
         require_plain_head(Gemma2ForCausalLM(capped), "model.path=g")
     biased = PhiForCausalLM(PhiConfig(**tiny))
     require_plain_head(biased, "model.path=p")  # its bias starts at zero
@@ -171,7 +180,9 @@ def test_targets_without_a_layer_name_those_that_exist(model_directory: Path):
 
 
 def test_refusals_of_values(model_directory: Path):
-    with pytest.raises(ValueError, match="^model.dtype=bfloat16 with model.lora=null: .* set model.dtype=float32, or train adapters"):
+    with pytest.raises(
+        ValueError, match="^model.dtype=bfloat16 with model.lora=null: .* set model.dtype=float32, or train adapters"
+    ):
         hf(model_directory, dtype=Dtype.bfloat16)
     with pytest.raises(ValueError, match="^model.context=0: must be at least 1"):
         hf(model_directory, context=0)
@@ -210,14 +221,18 @@ def test_weights_that_are_broken_or_incomplete_are_refused(copied: Path):
     from safetensors.torch import load_file, save_file
 
     weights = load_file(copied / "model.safetensors")
-    save_file({name: tensor for name, tensor in weights.items() if "norm" not in name}, copied / "model.safetensors", {"format": "pt"})
+    save_file(
+        {name: tensor for name, tensor in weights.items() if "norm" not in name}, copied / "model.safetensors", {"format": "pt"}
+    )
     with pytest.raises(ValueError, match=r"lacks \d+ of the model's weights \(.*norm.weight, ...\)"):
         hf(copied).load(seed=0, device="cpu")
     (copied / "model.safetensors").write_bytes(b"nonsense")
     with pytest.raises(ValueError, match="^model.path=.*: transformers cannot load"):
         hf(copied).load(seed=0, device="cpu")
     config = json.loads((copied / "config.json").read_text())
-    (copied / "config.json").write_text(json.dumps(config | {"model_type": "unheard_of", "auto_map": {"AutoConfig": "code.Config"}}))
+    (copied / "config.json").write_text(
+        json.dumps(config | {"model_type": "unheard_of", "auto_map": {"AutoConfig": "code.Config"}})
+    )
     with pytest.raises(ValueError, match="^model.path=.*: transformers cannot load"):
         hf(copied).load(seed=0, device="cpu")
 

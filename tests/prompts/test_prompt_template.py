@@ -117,7 +117,9 @@ def test_what_cannot_fit_is_dropped(tokenizer):
 
 
 def test_a_missing_privileged_field_names_the_problem(tokenizer):
-    with pytest.raises(ValueError, match="prompt.privileged=solution: the problem p7 has no solution.*set prompt.privileged=answer"):
+    with pytest.raises(
+        ValueError, match="prompt.privileged=solution: the problem p7 has no solution.*set prompt.privileged=answer"
+    ):
         template().render(problem(solution=None), tokenizer=tokenizer, max_prompt_tokens=500)
     with pytest.raises(ValueError, match="prompt.privileged=answer: the problem p7 has no answer"):
         template(privileged=Privileged.answer).render(problem(answer=None), tokenizer=tokenizer, max_prompt_tokens=500)
