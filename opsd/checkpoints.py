@@ -73,6 +73,7 @@ def save(run_dir: Path, progress: Progress, *, loaded: LoadedModel, groups: dict
         OSError: the disk is full or gone; earlier checkpoints are untouched and nothing is left of this one.
     """
     import torch
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     final = folder(run_dir) / f"step_{progress.step:06d}"
@@ -95,6 +96,9 @@ def save(run_dir: Path, progress: Progress, *, loaded: LoadedModel, groups: dict
             shutil.rmtree(final)
         part.rename(final)
         sync(final.parent)
+    except SafetensorError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise OSError(f"{final}: could not be written ({error}); free space or set another output_root") from error
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise

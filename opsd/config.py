@@ -18,6 +18,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
+from opsd.batching import Reduction
 from opsd.registry import FOLDERS, lookup
 from opsd.typed import typed
 
@@ -61,11 +62,6 @@ class Do(Enum):
 class Schedule(Enum):
     constant = "constant"
     cosine = "cosine"
-
-
-class Reduction(Enum):
-    token = "token"  # every response token of the optimizer step weighs the same
-    sequence = "sequence"  # every response does
 
 
 @dataclass(kw_only=True, slots=True)

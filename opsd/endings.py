@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import signal
+import socket
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +41,25 @@ class Interrupt:
         fail("interrupted: finishing this step and saving a checkpoint (once more to stop at once)")
 
 
+@contextmanager
+def only_job(run_dir: Path) -> Iterator[None]:
+    """Holds the run directory for this process: two jobs in one would spoil it. The system lets go of it however the process ends.
+
+    Raises:
+        ValueError: another job holds it.
+    """
+    with (run_dir / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise ValueError(f"{run_dir}: is being run by {file.read().strip()}; wait for it, or stop it first.") from error
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+
+
 def fail(message: str) -> None:
     """One message on standard error."""
     print(f"error: {message}", file=sys.stderr, flush=True)
@@ -43,6 +67,8 @@ def fail(message: str) -> None:
 
 def explain(error: Exception) -> str:
     """The message of a failure; the traceback of an unexpected one goes to standard error."""
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, which only a process that has imported torch can raise
+        return f"{error}; lower train.micro_tokens, train.chunk_tokens or rollout.max_rows"
     if not isinstance(error, EXPECTED):
         traceback.print_exception(error)
     return str(error) or type(error).__name__

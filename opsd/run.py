@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from opsd import batching, checkpoints, config
 from opsd.checkpoints import Progress
 from opsd.config import Run, Schedule, Train
-from opsd.endings import INTERRUPTED, Interrupt, NonFinite, explain, fail, write_result
+from opsd.endings import INTERRUPTED, Interrupt, NonFinite, explain, fail, only_job, write_result
 from opsd.engines.base import AdamW
 from opsd.seeding import derive
 from opsd.stream import ProblemStream
@@ -51,7 +51,17 @@ class Parts:
 
 
 def main(run_dir: Path) -> int:
-    """Runs the job of a run directory; the exit status."""
+    """The job of a run directory; the exit status."""
+    try:
+        with only_job(run_dir):
+            return run_job(run_dir)
+    except ValueError as error:  # held by another job, whose records are left alone
+        fail(str(error))
+        return 1
+
+
+def run_job(run_dir: Path) -> int:
+    """Runs the job to whatever end it comes to, and records that."""
     interrupt = Interrupt()
     parts = None
     try:
@@ -303,7 +313,7 @@ def record_failure(run_dir: Path, error: Exception, parts: Parts | None = None) 
     message, step = explain(error), 0
     if parts is not None:
         step = parts.progress.step
-        message = f"step {step + 1}: {message}"
+        message = f"after step {step}: {message}"
         if isinstance(error, (NonFinite, FloatingPointError)):
             message += f"; the state after step {keep_finite(parts)} is saved; lower train.lr or train.max_grad_norm"
         if checkpoints.latest(run_dir) is not None:

@@ -132,6 +132,15 @@ def tag_run(store: Store, run_id: str, tags: dict[str, str]) -> None:
             mlflow.set_tag(run_id, key, value)
 
 
+def log_metrics(store: Store, run_id: str, step: int, metrics: dict[str, float]) -> None:
+    """Metrics of one step, into a run that need not be running."""
+    from mlflow.entities import Metric
+
+    mlflow, now = client(store.uri), int(time.time() * 1000)
+    with explained("logging metrics", store.uri):
+        mlflow.log_batch(run_id, metrics=[Metric(key, value, now, step) for key, value in metrics.items()])
+
+
 def delete_run(store: Store, run_id: str) -> None:
     """Takes back a run whose job was never started."""
     mlflow = client(store.uri)

@@ -154,7 +154,7 @@ class Sample:
 class EvalReport:
     """One evaluation of one set of weights."""
 
-    benchmark: str  # the prefix its metrics carry; `<name>_custom` or `<name>_partial` where the protocol is not the benchmark's own
+    benchmark: str  # the prefix of its metrics; `<name>_custom` or `_partial` where the protocol is not the benchmark's own
     step: int
     k: int  # samples a problem
     metrics: dict[str, float]  # without the prefix: avg_at_12, pass_at_12, ...; scores and rates in percent

@@ -69,7 +69,7 @@ def accumulate(loaded, rollouts, *, micro_tokens, reduction=Reduction.token, **s
 
 @pytest.fixture
 def ragged(random_model):
-    """Rows of unequal prompts and responses on both sides: a normal one, a cut one, one that is a single EOS, one with pad inside."""
+    """Rows of unequal length on both sides: a normal one, a cut one, one that is a single EOS, one with pad inside."""
     eos = random_model.tokenizer.eos_token_id
     assert random_model.tokenizer.pad_token_id == eos
     return [

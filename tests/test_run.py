@@ -11,11 +11,12 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["debug=smoke"]
-BUSY = ["train.batch=8", "rollout.max_len=32", "eval.rows=4", "eval.samples=2", "eval.max_len=32", "train.log_every=2"]
+BUSY = ["train.batch=8", "rollout.max_len=32", "eval.max_rows=4", "eval.samples=2", "eval.max_len=32", "train.log_every=2"]
 ADAPTERS = [
     "+model.lora.r=4",
     "+model.lora.alpha=8",
@@ -138,9 +139,13 @@ def test_killed_at_a_random_step_and_resumed_is_bitwise_the_same(adapters, store
         [sys.executable, str(ROOT / "launch.py"), *settings], cwd=cut, env=environment(store), start_new_session=True
     )
     wait_for_step(cut, kill_after, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
     run_dir = the_run(cut)
+    twice = launch(cut, store, f"resume={run_dir}")
+    assert twice.returncode != 0
+    assert "is being run by process" in twice.stderr
+    for part in [*psutil.Process(process.pid).children(recursive=True), process]:  # the job and its launcher
+        part.kill()
+    process.wait()
     assert not (run_dir / "result.json").exists()
     resumed = launch(cut, store, f"resume={run_dir}")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr

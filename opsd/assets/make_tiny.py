@@ -1,9 +1,10 @@
 """Makes the embedded model: `python -m opsd.assets.make_tiny OUT_DIR` (about 40 minutes on one core; seeded).
 
-A four-layer Qwen3 of 0.9 M parameters and a byte-level BPE tokenizer with Qwen-like chat markers and a thinking switch.
-It is pretrained on the problems of `opsd.arithmetic`, evaluation texts excluded, so that it is an honest miniature of on-policy
-self-distillation: its own solutions were full of slips (each step's result is random 30% of the time, 12% with thinking on), while
-with a worked solution in the context the solutions were clean. The arithmetic is latent in the student; reading is what the teacher adds.
+A four-layer Qwen3 of 0.85 M parameters and a byte-level BPE tokenizer with Qwen-like chat markers and a thinking switch. It is
+pretrained on the problems of `opsd.arithmetic`, evaluation texts excluded, so that it is an honest miniature of on-policy
+self-distillation: the solutions it learned from were full of slips (each step's result is random 30% of the time, 12% with
+thinking on), while with a worked solution in the context they were clean. The arithmetic is latent in the student; reading is what
+the teacher adds.
 """
 
 from __future__ import annotations

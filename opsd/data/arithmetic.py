@@ -15,14 +15,14 @@ from opsd.types import Problem
 class Arithmetic(Source):
     """Other problems for every run seed; none is ever one of the evaluation split."""
 
-    rows: int
+    max_rows: int
     kinds: list[str]  # of opsd.arithmetic.KINDS
     min_steps: int
     max_steps: int
 
     def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise ValueError(f"data.rows={self.rows}: must be at least 1.")
+        if self.max_rows < 1:
+            raise ValueError(f"data.max_rows={self.max_rows}: must be at least 1.")
         if not self.kinds or not set(self.kinds) <= set(KINDS):
             raise ValueError(f"data.kinds={self.kinds}: must name one or more of {', '.join(KINDS)}.")
         if not 1 <= self.min_steps <= self.max_steps:
@@ -32,9 +32,9 @@ class Arithmetic(Source):
             )
         # drawing distinct problems out of few grows slow towards the last one and then never ends
         most = sum(num_texts(kind, min_steps=self.min_steps, max_steps=self.max_steps) for kind in set(self.kinds)) // 2
-        if self.rows > most:
+        if self.max_rows > most:
             raise ValueError(
-                f"data.rows={self.rows}: at most {most} distinct problems are drawn; lower it or raise data.max_steps."
+                f"data.max_rows={self.max_rows}: at most {most} distinct problems are drawn; lower it or raise data.max_steps."
             )
 
     def check(self) -> None:
@@ -46,5 +46,5 @@ class Arithmetic(Source):
         )
         return [
             Problem(id=f"{chain.kind}-{index}", text=chain.text, solution=chain.solution, answer=chain.answer)
-            for index, chain in enumerate(islice(drawn, self.rows))
+            for index, chain in enumerate(islice(drawn, self.max_rows))
         ]

@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from opsd.config import Schedule, check_inputs, freeze, frozen, to_run
+from opsd.endings import only_job
 from opsd.launch.compose import Point
 from opsd.launch.plan import Job, write_json
 
@@ -50,7 +51,8 @@ def resumed(points: list[Point]) -> tuple[Job, DictConfig]:
         raise ValueError(f"train.steps={run.train.steps}: the run has taken {step} steps already; give more.")
     if run.train.steps == step and done.exists() and json.loads(done.read_text())["status"] == "finished":
         raise ValueError(f"resume={run_dir}: finished, all {step} steps are taken; add train.steps=N with a larger N to go on.")
-    launch = json.loads((run_dir / "launch.json").read_text())
+    with only_job(run_dir):  # refuses while another job holds the directory
+        launch = json.loads((run_dir / "launch.json").read_text())
     store, run_id = store_from(launch)
     return Job(run_dir=run_dir, run=run, overrides=changed, store=store, run_id=run_id), cfg
 

@@ -73,7 +73,7 @@ class Divergence(Loss):
 
 
 def with_tail(logps_TV: Tensor, kept_Tk: Tensor | None) -> Tensor:
-    """The kept entries and one more that holds the rest of the mass: `[T, k + 1]`, still a distribution. None keeps all as they are.
+    """The kept entries and one more that holds the rest of the mass: `[T, k + 1]`, still a distribution. None keeps all.
 
     The tail is the logsumexp of the complement, not log(1 - kept mass), which has no digits left when nearly all mass is kept.
     """

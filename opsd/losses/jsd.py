@@ -3,8 +3,8 @@
     D_n = b KL(p_T || m) + (1 - b) KL(p_S || m)
 
 arXiv 2306.13649 (GKD), equation 1, as used by arXiv 2601.18734. An entry is the sum of its two weighted parts, ONE number, which is
-what the released code clips. As b -> 0, D / b tends to the forward KL; as b -> 1, D / (1 - b) tends to the reverse KL; D itself tends
-to zero at both ends, so the ends are refused: a clip would lose its meaning there.
+what the released code clips. As b -> 0, D / b tends to the forward KL; as b -> 1, D / (1 - b) tends to the reverse KL; D itself
+tends to zero at both ends, so the ends are refused: a clip would lose its meaning there.
 """
 
 from __future__ import annotations

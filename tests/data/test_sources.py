@@ -22,7 +22,7 @@ def jsonl(path: Path | str, **changes) -> Jsonl:
 
 
 def arithmetic(**changes) -> Arithmetic:
-    values = {"name": "x", "kind": "arithmetic", "rows": 300, "kinds": ["dial", "cards"], "min_steps": 2, "max_steps": 4}
+    values = {"name": "x", "kind": "arithmetic", "max_rows": 300, "kinds": ["dial", "cards"], "min_steps": 2, "max_steps": 4}
     return Arithmetic(**(values | changes))
 
 
@@ -50,7 +50,7 @@ def test_embedded_problems_are_seeded_distinct_and_never_held_out():
     problems = arithmetic().load(seed=1)
     assert len(problems) == len({problem.text for problem in problems}) == len({problem.id for problem in problems}) == 300
     assert problems == arithmetic().load(seed=1)
-    assert problems[:50] == arithmetic(rows=50).load(seed=1)
+    assert problems[:50] == arithmetic(max_rows=50).load(seed=1)
     others = {problem.text for problem in arithmetic().load(seed=2)}
     assert len(others & {problem.text for problem in problems}) < 30
     assert not any(is_eval(problem.text) for problem in problems)
@@ -84,11 +84,11 @@ def test_how_many_texts_there_are():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rows": 0}, "data.rows=0: must be at least 1."),
+        ({"max_rows": 0}, "data.max_rows=0: must be at least 1."),
         ({"kinds": []}, "data.kinds=[]: must name one or more of dial, cards."),
         ({"kinds": ["dials"]}, "data.kinds=['dials']: must name one or more of dial, cards."),
         ({"min_steps": 3, "max_steps": 2}, "data.min_steps=3 with data.max_steps=2: must both be at least 1"),
-        ({"rows": 701, "kinds": ["cards"], "min_steps": 1, "max_steps": 1}, "data.rows=701: at most 700 distinct problems"),
+        ({"max_rows": 701, "kinds": ["cards"], "min_steps": 1, "max_steps": 1}, "data.max_rows=701: at most 700 distinct problems"),
     ],
 )
 def test_refusals(changes: dict, said: str):

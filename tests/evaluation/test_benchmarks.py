@@ -39,7 +39,7 @@ def test_arithmetic_asks_held_out_problems_and_always_the_same():
     assert len(problems) == 60 == len({problem.id for problem in problems})
     assert all(is_eval(problem.text) for problem in problems)
     assert all(problem.solution.endswith(f"\\boxed{{{problem.answer}}}.") for problem in problems)
-    assert [problem.id for problem in problems[:2]] == [problem.id for problem in benchmark("arithmetic", rows=2).problems()]
+    assert [problem.id for problem in problems[:2]] == [problem.id for problem in benchmark("arithmetic", max_rows=2).problems()]
     other = {problem.id for problem in benchmark("arithmetic", max_steps=3).problems()}
     assert not other & {problem.id for problem in problems}  # no id ever means two problems
     assert arithmetic.prompt_text(problems[0]) == problems[0].text
@@ -104,8 +104,12 @@ def test_other_problems_are_not_the_benchmark(tmp_path, shared):
         ("arithmetic", {"temperature": -0.1}, "eval.temperature=-0.1: must be at least 0"),
         ("arithmetic", {"top_p": 0.0}, "eval.top_p=0.0: must be above 0"),
         ("arithmetic", {"top_k": 0}, "eval.top_k=0: must be at least 1, or null"),
-        ("arithmetic", {"rows": 0}, "eval.rows=0: must be at least 1."),
-        ("arithmetic", {"rows": 100, "min_steps": 1, "max_steps": 1}, "eval.rows=100: only about 160 such problems are held out"),
+        ("arithmetic", {"max_rows": 0}, "eval.max_rows=0: must be at least 1."),
+        (
+            "arithmetic",
+            {"max_rows": 100, "min_steps": 1, "max_steps": 1},
+            "eval.max_rows=100: only about 160 such problems are held out",
+        ),
         ("arithmetic", {"kinds": ["sums"]}, "eval.kinds=['sums']: must name one or more of dial, cards."),
         ("arithmetic", {"kinds": []}, "eval.kinds=[]: must name one or more of dial, cards."),
         ("arithmetic", {"min_steps": 4, "max_steps": 3}, "eval.min_steps=4 with eval.max_steps=3: must both be at least 1"),
@@ -120,7 +124,7 @@ def test_refusals(name, changed, message):
 
 
 def test_half_of_the_held_out_texts_can_be_drawn():
-    assert len(benchmark("arithmetic", rows=80, min_steps=1, max_steps=1).problems()) == 80
+    assert len(benchmark("arithmetic", max_rows=80, min_steps=1, max_steps=1).problems()) == 80
 
 
 def test_a_missing_file_is_refused_by_check(tmp_path):

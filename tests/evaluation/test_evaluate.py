@@ -143,7 +143,7 @@ def test_the_real_sampler_gives_the_same_report_twice(random_model):
     arithmetic = lookup("eval", "arithmetic")(
         name="arithmetic",
         kind="arithmetic",
-        rows=3,
+        max_rows=3,
         kinds=["dial"],
         min_steps=3,
         max_steps=5,

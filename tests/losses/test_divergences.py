@@ -1,4 +1,4 @@
-"""Losses x clippings: against 50-digit vectors, an independent dense reference, gradcheck, closed forms and the released formula."""
+"""Losses x clippings: against 50-digit vectors, a dense reference, gradcheck, closed forms and the released formula."""
 
 from __future__ import annotations
 
