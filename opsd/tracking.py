@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 UI_ADDRESS = "http://127.0.0.1:5000"
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # the UI's view for training, not for prompts and traces
 FLUSH_S = 2.0  # metrics are sent in one call at most this often, and before every checkpoint and exit
 
 
@@ -96,7 +97,8 @@ def prepare(experiment: str) -> Store:
         if found is None:
             artifacts = Path(uri.removeprefix("sqlite:///")).parent / "mlartifacts" if uri.startswith("sqlite:///") else None
             location = artifacts.absolute().as_uri() if artifacts else None
-            return Store(uri=uri, experiment_id=mlflow.create_experiment(experiment, artifact_location=location))
+            made = mlflow.create_experiment(experiment, artifact_location=location, tags=EXPERIMENT_TAGS)
+            return Store(uri=uri, experiment_id=made)
         if found.lifecycle_stage == "deleted":
             mlflow.restore_experiment(found.experiment_id)
         return Store(uri=uri, experiment_id=found.experiment_id)
