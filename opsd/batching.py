@@ -48,7 +48,7 @@ def collate(rollouts: Sequence[Rollout], weights: Sequence[float], device: torch
     """The tensors of one micro-batch."""
     import torch
 
-    def long(values: list[int]) -> torch.Tensor:
+    def long(values: list[int] | list[list[int]]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=device)
 
     def real(values: list[float]) -> torch.Tensor:

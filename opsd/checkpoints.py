@@ -82,7 +82,7 @@ def save(run_dir: Path, progress: Progress, *, loaded: LoadedModel, groups: dict
     try:
         part.mkdir(parents=True)
         where = part / ("adapter" if loaded.lora else "model")
-        loaded.model.save_pretrained(where)
+        loaded.model.save_pretrained(str(where))
         loaded.tokenizer.save_pretrained(where)
         tensors = {f"{group}/{name}": value for group, entries in groups.items() for name, value in entries.items()}
         tensors["generator/cpu"] = torch.get_rng_state()

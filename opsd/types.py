@@ -11,6 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from peft import PeftModel
     from torch import Tensor, device
     from torch.nn import Module, Parameter
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -86,7 +87,7 @@ class LoadedModel:
     `model` is the causal LM with its adapters, if any, injected in place; `body` returns hidden states, `head_VH` projects them.
     """
 
-    model: PreTrainedModel
+    model: PreTrainedModel | PeftModel  # under LoRA peft's wrapper around it
     body: Module
     head_VH: Parameter
     tokenizer: PreTrainedTokenizerBase

@@ -110,7 +110,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, user: str, assistant: str, thinki
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": user}], add_generation_prompt=True, enable_thinking=thinking, tokenize=False
     )
-    prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
+    prompt_ids = tokenizer.encode(str(prompt), add_special_tokens=False)
     return prompt_ids + tokenizer.encode(assistant + STOP, add_special_tokens=False), len(prompt_ids)
 
 
@@ -119,6 +119,7 @@ def main(out: Path) -> None:
     torch.set_num_threads(1)
     texts = templates()
     tokenizer = make_tokenizer(texts)
+    pad_id = tokenizer.get_vocab()[END]
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -128,10 +129,10 @@ def main(out: Path) -> None:
         num_key_value_heads=2,
         head_dim=32,
         max_position_embeddings=4096,
-        rope_theta=10000.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=pad_id,
+        eos_token_id=tokenizer.get_vocab()[STOP],
         bos_token_id=None,
     )
     model = Qwen3ForCausalLM(config)
@@ -145,7 +146,7 @@ def main(out: Path) -> None:
         optimizer.zero_grad()
         value = 0.0
         for part in (rows[: BATCH // 2], rows[BATCH // 2 :]):
-            ids = torch.full((len(part), max(len(row) for row, _ in part)), tokenizer.pad_token_id)
+            ids = torch.full((len(part), max(len(row) for row, _ in part)), pad_id)
             mask = torch.zeros_like(ids, dtype=torch.bool)
             for i, (row, start) in enumerate(part):
                 ids[i, : len(row)] = torch.tensor(row)

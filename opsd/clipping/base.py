@@ -23,7 +23,7 @@ class Clipping(Option):
     def __call__(self, contributions_TK: Tensor) -> tuple[Tensor, Tensor]:
         """The tokens' values `[T]` and a mask of what was capped: `[T, K]` where entries are, `[T, 1]` where whole tokens are."""
         if self.clip is None:
-            return contributions_TK.sum(-1), contributions_TK.new_zeros(contributions_TK.shape[0], 1, dtype=bool)
+            return contributions_TK.sum(-1), contributions_TK[:, :1].detach() > float("inf")
         return self.cap(contributions_TK, self.clip)
 
     def cap(self, contributions_TK: Tensor, clip: float) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ class TorchEngine(TrainingEngine):
         self.max_grad_norm = settings.max_grad_norm
         self.parameters = {name: p for name, p in objective.model.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(
-            self.parameters.values(), lr=0.0, betas=tuple(settings.betas), weight_decay=settings.weight_decay
+            self.parameters.values(), lr=0.0, betas=(settings.betas[0], settings.betas[1]), weight_decay=settings.weight_decay
         )
 
     def accumulate(self, batch: MicroBatch, teacher_TH: Tensor, teacher_head_VH: Tensor, *, want_cosine: bool) -> Tensor:

@@ -23,8 +23,11 @@ class WithoutAdapters(TeacherModel):
         self.head_VH = loaded.head_VH.detach()
 
     def hidden(self, side: Sequences) -> Tensor:
+        from transformers import PreTrainedModel
+
         from opsd.scoring import evaluating, hidden_at
 
+        assert not isinstance(self.loaded.model, PreTrainedModel), "adapters come with peft's model around the base"
         with evaluating(self.loaded.model), self.loaded.model.disable_adapter():
             return hidden_at(self.loaded.body, side)
 
@@ -33,7 +36,7 @@ class FrozenCopy(TeacherModel):
     def __init__(self, loaded: LoadedModel) -> None:
         model = copy.deepcopy(loaded.model).eval().requires_grad_(False)
         self.body = model.get_decoder()
-        self.head_VH = model.get_output_embeddings().weight
+        self.head_VH = model.get_output_embeddings().weight  # pyright: ignore[reportOptionalMemberAccess]  # loading has checked
 
     def hidden(self, side: Sequences) -> Tensor:
         from opsd.scoring import evaluating, hidden_at
