@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opsd import batching, checkpoints, config
+from opsd import batching, chat, checkpoints, config
 from opsd.checkpoints import Progress
 from opsd.config import Run, Schedule, Train
 from opsd.endings import INTERRUPTED, Interrupt, NonFinite, explain, fail, only_job, write_result
@@ -141,6 +141,7 @@ def train(parts: Parts) -> bool:
     parts.interrupt.at_once = False
     parts.tracker.artifact(parts.run_dir / "config.yaml")
     parts.tracker.artifact(parts.run_dir / "launch.json")
+    compare_prompts(parts)
     if progress.step == 0:
         save(parts)
     evaluate_if_due(parts, last=False)
@@ -158,6 +159,25 @@ def train(parts: Parts) -> bool:
     evaluate_if_due(parts, last=True)
     finish(parts)
     return True
+
+
+def compare_prompts(parts: Parts) -> None:
+    """Says once, and tags the run with, whether the student trains on the very prompt that the evaluation asks with.
+
+    Where it does not, a gain in training need not show in the score: long rollouts have turned it into a loss.
+    """
+    run, tokenizer = parts.run, parts.loaded.tokenizer
+    if not run.eval.enabled:
+        return
+    problem = parts.stream.problems[0]
+    prompt = parts.stream.render(problem)
+    asked = chat.render(tokenizer, run.eval.prompt_text(problem), thinking=run.eval.thinking)
+    same = prompt is not None and prompt.student_ids == asked
+    parts.tracker.tag({"student_prompt_is_eval_prompt": str(same).lower()})
+    if same:
+        parts.terminal.say(f"prompt={run.prompt.name}: the student's prompt is token for token that of eval={run.eval.name}")
+    else:
+        parts.terminal.say(f"prompt={run.prompt.name}: the student's prompt DIFFERS from that of eval={run.eval.name}")
 
 
 def take_step(parts: Parts, step: int) -> StepReport:

@@ -89,6 +89,8 @@ def test_what_a_run_leaves(smoke, store):
     scores = mlflow.get_metric_history(entry["run_id"], "arithmetic/avg_at_1")
     assert [(m.step, m.value) for m in scores] == [(0, result["before"]), (2, result["after"])]
     assert "aime24" not in record.data.metrics
+    assert record.data.tags["student_prompt_is_eval_prompt"] == "true"
+    assert "token for token" in done.stdout
     artifacts = {item.path for item in mlflow.list_artifacts(entry["run_id"])}
     assert {"config.yaml", "launch.json", "rollouts", "evaluations"} <= artifacts
 
