@@ -31,9 +31,10 @@ class Progress:
 
     step: int  # optimizer steps taken
     position: int  # problems drawn from the stream
-    trained_s: float  # wall time of training, over all jobs
+    elapsed_s: float  # wall time, over all jobs
     mlflow_run_id: str
     engine: str
+    problems: str  # digest of what is trained on
     format: int = FORMAT
 
 
@@ -86,14 +87,12 @@ def save(run_dir: Path, progress: Progress, *, loaded: LoadedModel, groups: dict
         loaded.tokenizer.save_pretrained(where)
         tensors = {f"{group}/{name}": value for group, entries in groups.items() for name, value in entries.items()}
         tensors["generator/cpu"] = torch.get_rng_state()
-        if torch.cuda.is_available():
-            tensors["generator/cuda"] = torch.cuda.get_rng_state()
+        if loaded.device.type == "cuda":
+            tensors["generator/cuda"] = torch.cuda.get_rng_state(loaded.device)
         save_file({name: value.detach().contiguous().cpu() for name, value in tensors.items()}, part / "state.safetensors")
         (part / "state.json").write_text(json.dumps(asdict(progress), indent=1) + "\n")
         for path in [*part.rglob("*"), part]:
             sync(path)
-        if final.exists():  # the same step once more, after a run was resumed from an earlier one
-            shutil.rmtree(final)
         part.rename(final)
         sync(final.parent)
     except SafetensorError as error:
@@ -103,7 +102,9 @@ def save(run_dir: Path, progress: Progress, *, loaded: LoadedModel, groups: dict
         shutil.rmtree(part, ignore_errors=True)
         raise
     for old in complete(run_dir)[:-keep]:
-        shutil.rmtree(old)
+        gone = old.with_name(f".{old.name}.old")  # what stands under a checkpoint's name is whole, also while it is removed
+        old.rename(gone)
+        shutil.rmtree(gone)
     return final
 
 
@@ -115,14 +116,29 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def read_progress(checkpoint: Path) -> Progress:
-    """How far the run was when it wrote this checkpoint."""
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step_"))
+
+
+def read_progress(checkpoint: Path, *, expected: Progress | None = None) -> Progress:
+    """How far the run was when it wrote this checkpoint.
+
+    Raises:
+        ValueError: of another format; or of another MLflow run, engine or problem set than `expected`.
+    """
     values = json.loads((checkpoint / "state.json").read_text())
     if values.get("format") != FORMAT:
         raise ValueError(
             f"checkpoint={checkpoint}: its format is {values.get('format')}, this opsd reads {FORMAT}; use the opsd that wrote it."
         )
-    return Progress(**values)
+    progress = Progress(**values)
+    for key in ("mlflow_run_id", "engine", "problems"):
+        if expected is not None and getattr(progress, key) != getattr(expected, key):
+            raise ValueError(
+                f"checkpoint={checkpoint}: was written with {key}={getattr(progress, key)}, now it is {getattr(expected, key)}; "
+                "put back what has changed, or start a new run."
+            )
+    return progress
 
 
 def restore(checkpoint: Path, *, loaded: LoadedModel) -> dict[str, dict[str, Tensor]]:
@@ -137,25 +153,27 @@ def restore(checkpoint: Path, *, loaded: LoadedModel) -> dict[str, dict[str, Ten
         groups.setdefault(group, {})[name] = value
     generator = groups.pop("generator")
     torch.set_rng_state(generator["cpu"])
-    if "cuda" in generator and torch.cuda.is_available():
-        torch.cuda.set_rng_state(generator["cuda"])
+    if "cuda" in generator and loaded.device.type == "cuda":
+        torch.cuda.set_rng_state(generator["cuda"], loaded.device)
     return groups
 
 
 def load_weights(directory: Path, loaded: LoadedModel) -> None:
     """The weights of a directory into the model in memory, in place: nobody's view of the model goes stale."""
-    from safetensors.torch import load_file
-
-    tensors = {name: value for file in sorted(directory.glob("*.safetensors")) for name, value in load_file(file).items()}
     if loaded.lora:
         from peft import set_peft_model_state_dict
+        from safetensors.torch import load_file
 
-        outcome = set_peft_model_state_dict(loaded.model, tensors)
-        missing, unexpected = [n for n in outcome.missing_keys if "lora_" in n], outcome.unexpected_keys
-    else:
-        outcome = loaded.model.load_state_dict(tensors, strict=False)
-        tied = set(loaded.model.all_tied_weights_keys or ())
-        missing, unexpected = [name for name in outcome.missing_keys if name not in tied], outcome.unexpected_keys
+        outcome = set_peft_model_state_dict(loaded.model, load_file(directory / "adapter_model.safetensors"))
+        missing, unexpected = [name for name in outcome.missing_keys if "lora_" in name], outcome.unexpected_keys
+    else:  # through transformers, which renames weights of some architectures on their way to the disk
+        from transformers import PreTrainedModel
+
+        assert isinstance(loaded.model, PreTrainedModel)
+        stored = type(loaded.model).from_pretrained(
+            directory, dtype=loaded.model.dtype, use_safetensors=True, trust_remote_code=False, local_files_only=True
+        )
+        missing, unexpected = loaded.model.load_state_dict(stored.state_dict(), strict=False)
     if missing or unexpected:
         raise ValueError(
             f"checkpoint={directory}: its weights do not fit the model: missing {missing[:3]}, unexpected {unexpected[:3]}."

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from omegaconf.errors import InterpolationResolutionError
 
 from opsd.batching import Reduction
 from opsd.registry import FOLDERS, lookup
-from opsd.typed import typed
+from opsd.typed import spelled, typed
 
 if TYPE_CHECKING:
     from opsd.clipping.base import Clipping
@@ -232,7 +233,7 @@ def check_clip(clip: Any) -> None:
     except (TypeError, ValueError):
         good = False
     if not good:
-        raise ValueError(f"clip={clip}: must be a positive number or null.")
+        raise ValueError(f"clip={spelled(clip)}: must be a positive number or null.")
 
 
 def check_together(run: Run) -> None:
@@ -272,13 +273,18 @@ def check_inputs(run: Run, seen: dict[str, int | None | ValueError]) -> None:
     Raises:
         ValueError: as the options' own `check`, or a response alone would exceed the context.
     """
-    for option in (run.model, run.data, run.eval):
-        if repr(option) not in seen:
+    checks = {
+        repr(run.model): run.model.check,
+        f"{run.data!r} {run.prompt.needs}": partial(run.data.check, needs=run.prompt.needs),
+        repr(run.eval): run.eval.check,
+    }
+    for asked, check in checks.items():
+        if asked not in seen:
             try:
-                seen[repr(option)] = option.check()
+                seen[asked] = check()
             except ValueError as error:
-                seen[repr(option)] = error
-        found = seen[repr(option)]
+                seen[asked] = error
+        found = seen[asked]
         if isinstance(found, ValueError):
             raise found
     context = seen[repr(run.model)]

@@ -9,8 +9,8 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,15 @@ EXPECTED = (ValueError, OSError, NonFinite, FloatingPointError, MemoryError)
 
 
 class Interrupt:
-    """Ctrl-C or SIGTERM: the step at hand is finished and saved first. A second one, or one with nothing at stake, ends at once."""
+    """Ctrl-C, SIGTERM or a closed terminal: the step at hand is finished and saved first.
+
+    A second one, or one with nothing at stake, ends at once.
+    """
 
     def __init__(self) -> None:
         self.requested = False
         self.at_once = True  # what is going on can be dropped
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: object) -> None:
@@ -61,14 +64,23 @@ def only_job(run_dir: Path) -> Iterator[None]:
 
 
 def fail(message: str) -> None:
-    """One message on standard error."""
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    """One message on standard error, if anybody is there to read it."""
+    with suppress(OSError):
+        print(f"error: {message}", file=sys.stderr, flush=True)
+
+
+def attempt(act: Callable[[], object]) -> None:
+    """Does what a failing run still owes; a second failure is told and does not hide the first."""
+    try:
+        act()
+    except Exception as error:
+        fail(f"and while ending: {error}")
 
 
 def explain(error: Exception) -> str:
     """The message of a failure; the traceback of an unexpected one goes to standard error."""
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which only a process that has imported torch can raise
-        return f"{error}; lower train.micro_tokens, train.chunk_tokens or rollout.max_rows"
+        return f"{error}; lower train.micro_tokens, train.chunk_tokens or rollout.cache_tokens (resume= takes them)"
     if not isinstance(error, EXPECTED):
         traceback.print_exception(error)
     return str(error) or type(error).__name__

@@ -9,6 +9,7 @@ import json
 import math
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from opsd import batching, chat, checkpoints, config
 from opsd.checkpoints import Progress
 from opsd.config import Run, Schedule, Train
-from opsd.endings import INTERRUPTED, Interrupt, NonFinite, explain, fail, only_job, write_result
+from opsd.endings import INTERRUPTED, Interrupt, NonFinite, attempt, explain, fail, only_job, write_result
 from opsd.engines.base import AdamW
 from opsd.seeding import derive
-from opsd.stream import ProblemStream
+from opsd.stream import ProblemStream, digest
 from opsd.terminal import Terminal
 from opsd.timing import Clock, peak_memory
-from opsd.tracking import Tracker, store_from
+from opsd.tracking import EVALUATION, Tracker, store_from
 from opsd.types import LoadedModel, Request, Rollout, StepReport
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Parts:
     terminal: Terminal
     progress: Progress
     interrupt: Interrupt
+    warned: bool = False  # of gradients that clipping turned around
+    began: float  # monotonic seconds; what came before is in progress.elapsed_s
 
 
 def main(run_dir: Path) -> int:
@@ -63,23 +66,26 @@ def main(run_dir: Path) -> int:
 def run_job(run_dir: Path) -> int:
     """Runs the job to whatever end it comes to, and records that."""
     interrupt = Interrupt()
-    parts = None
+    parts, result = None, None
     try:
-        run = config.load(run_dir)
-        parts = build(run, run_dir, interrupt)
-        finished = train(parts)
-        parts.tracker.close("FINISHED" if finished else "KILLED")
+        parts = build(config.load(run_dir), run_dir, interrupt)
+        result = train(parts)
+        parts.tracker.close("FINISHED" if result else "KILLED")
     except KeyboardInterrupt:
-        finished = False
-        if parts is not None:
-            parts.tracker.close("KILLED")
+        result = None
     except Exception as error:  # the one place where a job's failures end: each is told and recorded, none is swallowed
         return record_failure(run_dir, error, parts)
-    if finished:
+    if result is not None:
+        write_result(run_dir, result)
         return 0
-    step = parts.progress.step if parts is not None else 0
-    fail(f"interrupted after step {step}; go on with: python launch.py resume={run_dir}")
+    latest = checkpoints.latest(run_dir)
+    where = "before the first checkpoint: start the run anew" if latest is None else f"{latest.name} is saved: {go_on(run_dir)}"
+    fail(f"interrupted; {where}")
     return INTERRUPTED
+
+
+def go_on(run_dir: Path) -> str:
+    return f"go on with: python launch.py resume={run_dir}"
 
 
 def build(run: Run, run_dir: Path, interrupt: Interrupt) -> Parts:
@@ -88,7 +94,7 @@ def build(run: Run, run_dir: Path, interrupt: Interrupt) -> Parts:
 
     from opsd.scoring import Objective
 
-    terminal = Terminal(every=run.train.log_every)
+    began, terminal = time.monotonic(), Terminal(every=run.train.log_every)
     torch.set_num_threads(run.threads)
     torch.manual_seed(derive(run.seed, "torch"))
     store, run_id = store_from(json.loads((run_dir / "launch.json").read_text()))
@@ -109,10 +115,10 @@ def build(run: Run, run_dir: Path, interrupt: Interrupt) -> Parts:
     )
     optimizer = AdamW(betas=run.train.betas, weight_decay=run.train.weight_decay, max_grad_norm=run.train.max_grad_norm)
     engine = run.engine.build(objective, optimizer=optimizer)
-    progress = Progress(step=0, position=0, trained_s=0.0, mlflow_run_id=run_id, engine=run.engine.name)
+    progress = Progress(step=0, position=0, elapsed_s=0.0, mlflow_run_id=run_id, engine=run.engine.name, problems=digest(problems))
     found = checkpoints.latest(run_dir)
     if found is not None:
-        progress = checkpoints.read_progress(found)
+        progress = checkpoints.read_progress(found, expected=progress)
         groups = checkpoints.restore(found, loaded=loaded)
         engine.load_state(groups.get("optimizer", {}))
         teacher.load_state(groups.get("teacher", {}))
@@ -132,11 +138,12 @@ def build(run: Run, run_dir: Path, interrupt: Interrupt) -> Parts:
         terminal=terminal,
         progress=progress,
         interrupt=interrupt,
+        began=began,
     )
 
 
-def train(parts: Parts) -> bool:
-    """The loop. Whether the run came to its end; otherwise it was interrupted and can go on."""
+def train(parts: Parts) -> dict[str, Any] | None:
+    """The loop. The run's result, or None where it was interrupted and can go on."""
     run, progress = parts.run, parts.progress
     parts.interrupt.at_once = False
     parts.tracker.artifact(parts.run_dir / "config.yaml")
@@ -149,16 +156,17 @@ def train(parts: Parts) -> bool:
         while progress.step < run.train.steps and not out_of_time(parts) and not parts.interrupt.requested:
             report = take_step(parts, progress.step + 1)
             parts.tracker.log(report.step, report.metrics, timings=report.seconds)
+            warn_of_turned_gradients(parts, report)
             parts.terminal.step(report.step, run.train.steps, report.metrics, report.seconds["time/tokens_per_s"])
             if report.step % run.train.save_every == 0 or is_evaluation_due(run, report.step):
                 save(parts)
-            evaluate_if_due(parts, last=False)
+            if not parts.interrupt.requested:
+                evaluate_if_due(parts, last=False)
     save(parts)
     if parts.interrupt.requested:
-        return False
+        return None
     evaluate_if_due(parts, last=True)
-    finish(parts)
-    return True
+    return summary(parts)
 
 
 def compare_prompts(parts: Parts) -> None:
@@ -178,6 +186,8 @@ def compare_prompts(parts: Parts) -> None:
         parts.terminal.say(f"prompt={run.prompt.name}: the student's prompt is token for token that of eval={run.eval.name}")
     else:
         parts.terminal.say(f"prompt={run.prompt.name}: the student's prompt DIFFERS from that of eval={run.eval.name}")
+    if not chat.has_thinking_switch(tokenizer):
+        parts.terminal.say(f"model={run.model.name}: its chat template has no thinking switch, so thinking on and off are the same")
 
 
 def take_step(parts: Parts, step: int) -> StepReport:
@@ -206,26 +216,38 @@ def take_step(parts: Parts, step: int) -> StepReport:
     metrics |= {"train/grad_norm": norm, "train/lr": lr, "rollout/dropped": float(dropped)}
     metrics["rollout/shortened"] = float(sum(prompt.shortened for prompt in prompts))
     parts.progress.step, parts.progress.position = step, parts.stream.position
-    parts.progress.trained_s += clock.total_s
     timings = {**clock.laps, "time/step_s": clock.total_s, "time/tokens_per_s": metrics["train/response_tokens"] / clock.total_s}
     return StepReport(step=step, metrics=metrics, seconds=timings | peak_memory())
 
 
+def warn_of_turned_gradients(parts: Parts, report: StepReport) -> None:
+    """Once: clipping points most tokens' gradients away from the teacher (arXiv 2601.18734's pointwise clipping can)."""
+    share = report.metrics.get("train/cosine_negative", 0.0)
+    if share > 0.5 and not parts.warned:
+        parts.warned = True
+        parts.terminal.say(
+            f"warning: at step {report.step} clipping={parts.run.clipping.name} turns the gradient of {share:.0%} of the tokens "
+            "against the unclipped one: the model may be trained away from its teacher; set clipping=rescale, or a larger clip"
+        )
+
+
 def sample(parts: Parts, prompts: list[Any], step: int) -> list[Rollout]:
-    """The step's rollouts, all prompts in one call. Draws are decided by (seed, step, problem, sample)."""
-    run = parts.run
-    asked = [(prompt, number) for prompt in prompts for number in range(run.rollout.samples)]
-    requests = [
-        Request(prompt_ids=prompt.student_ids, seed=derive(run.seed, "rollout", step, prompt.problem.id, number))
-        for prompt, number in asked
-    ]
+    """The step's rollouts, all prompts in one call. Draws are decided by (seed, step, problem, sample); a problem that comes
+    twice in a step goes on counting its samples."""
+    run, counts = parts.run, Counter[str]()
+    asked, requests = [], []
+    for prompt in prompts:
+        for _ in range(run.rollout.samples):
+            seed = derive(run.seed, "rollout", step, prompt.problem.id, counts[prompt.problem.id])
+            counts[prompt.problem.id] += 1
+            asked.append(prompt)
+            requests.append(Request(prompt_ids=prompt.student_ids, seed=seed))
     responses = parts.sampler.generate(requests, sampling=run.rollout.sampling)
     stale = {response.weights_version for response in responses} - {step - 1}
     assert not stale, f"step {step} was sampled from the weights after steps {stale}"
     texts = parts.loaded.tokenizer.batch_decode([response.token_ids for response in responses])
     return [
-        Rollout(prompt=prompt, response=response, text=text)
-        for (prompt, _), response, text in zip(asked, responses, texts, strict=True)
+        Rollout(prompt=prompt, response=response, text=text) for prompt, response, text in zip(asked, responses, texts, strict=True)
     ]
 
 
@@ -274,7 +296,7 @@ def learning_rate(train: Train, step: int) -> float:
 
 def out_of_time(parts: Parts) -> bool:
     limit_s = parts.run.train.max_time_s
-    return limit_s is not None and parts.progress.trained_s >= limit_s
+    return limit_s is not None and parts.progress.elapsed_s + time.monotonic() - parts.began >= limit_s
 
 
 def is_evaluation_due(run: Run, step: int) -> bool:
@@ -288,18 +310,19 @@ def evaluate_if_due(parts: Parts, *, last: bool) -> None:
     run, step = parts.run, parts.progress.step
     if not run.eval.enabled or not (last or step == 0 or is_evaluation_due(run, step)):
         return
-    if parts.tracker.has(step, "time/evaluation_s"):
+    if parts.tracker.has(step, EVALUATION):
         return
-    parts.terminal.say(f"evaluating {run.eval.name} at step {step}")
     began = time.perf_counter()
     parts.interrupt.at_once = True
-    report = evaluate(run.eval, loaded=parts.loaded, sampler=parts.sampler, seed=run.seed, step=step)
+    report = evaluate(
+        run.eval, loaded=parts.loaded, sampler=parts.sampler, seed=run.seed, step=step, on_progress=parts.terminal.say
+    )
     parts.interrupt.at_once = False
     directory = parts.run_dir / "evaluations" / f"step_{step:06d}"
     save_report(report, directory)
-    parts.tracker.log(step, metrics_of(report), timings={"time/evaluation_s": time.perf_counter() - began})
-    parts.tracker.flush()
     parts.tracker.artifact(directory / "samples.jsonl", f"evaluations/step_{step:06d}")
+    parts.tracker.log(step, metrics_of(report), timings={EVALUATION: time.perf_counter() - began})
+    parts.tracker.flush()
     headline = f"avg_at_{report.k}"
     parts.terminal.say(f"step {step}: {report.benchmark}/{headline} {report.metrics[headline]:.1f}")
 
@@ -307,15 +330,17 @@ def evaluate_if_due(parts: Parts, *, last: bool) -> None:
 def save(parts: Parts) -> None:
     """A checkpoint of the step at hand, unless it exists."""
     latest = checkpoints.latest(parts.run_dir)
-    if latest is not None and checkpoints.read_progress(latest).step == parts.progress.step:
+    if latest is not None and checkpoints.step_of(latest) == parts.progress.step:
         return
     parts.tracker.flush()
+    now = time.monotonic()
+    parts.progress.elapsed_s, parts.began = parts.progress.elapsed_s + now - parts.began, now
     groups = {"optimizer": parts.engine.state(), "teacher": parts.teacher.state()}
     checkpoints.save(parts.run_dir, parts.progress, loaded=parts.loaded, groups=groups, keep=parts.run.train.keep)
 
 
-def finish(parts: Parts) -> None:
-    """result.json: what the launcher prints and tables rank."""
+def summary(parts: Parts) -> dict[str, Any]:
+    """What becomes result.json: what the launcher prints and tables rank."""
     from opsd.evaluate import compare, load_report
 
     run, step = parts.run, parts.progress.step
@@ -325,36 +350,31 @@ def finish(parts: Parts) -> None:
         metric = f"avg_at_{after.k}"
         result |= {"benchmark": after.benchmark, "metric": metric, "before": before.metrics[metric], "after": after.metrics[metric]}
         result["difference"] = asdict(compare(before, after))
-    write_result(parts.run_dir, result)
+    return result
 
 
 def record_failure(run_dir: Path, error: Exception, parts: Parts | None = None) -> int:
     """Says what happened, marks the run FAILED and keeps the last good state; the exit status."""
-    message, step = explain(error), 0
+    message = explain(error)
     if parts is not None:
-        step = parts.progress.step
-        message = f"after step {step}: {message}"
+        message = f"after step {parts.progress.step}: {message}"
         if isinstance(error, (NonFinite, FloatingPointError)):
-            message += f"; the state after step {keep_finite(parts)} is saved; lower train.lr or train.max_grad_norm"
-        if checkpoints.latest(run_dir) is not None:
-            message += f"; go on from the last checkpoint with: python launch.py resume={run_dir}"
+            message += "; start a new run with a lower train.lr or train.max_grad_norm"
+            attempt(lambda: keep_finite(parts))
+    latest = checkpoints.latest(run_dir)
+    if latest is not None:
+        message += f"; {latest.name} is saved: {go_on(run_dir)}"
     fail(message)
-    try:
-        write_result(run_dir, {"status": "failed", "step": step, "message": message})
-        if parts is not None:
-            parts.tracker.close("FAILED")
-    except (OSError, ValueError) as second:
-        fail(f"and the failure itself could not be recorded: {second}")
+    attempt(lambda: write_result(run_dir, {"status": "failed", "message": message}))
+    if parts is not None:
+        attempt(lambda: parts.tracker.close("FAILED"))
     return 1
 
 
-def keep_finite(parts: Parts) -> int:
-    """Saves the state before the step that failed, unless its weights are spoilt; the step that can be gone on from."""
-    if all(bool(p.isfinite().all()) for p in parts.loaded.model.parameters()):
+def keep_finite(parts: Parts) -> None:
+    """Saves the state before the step that failed, unless its weights are spoilt."""
+    if all(bool(parameter.isfinite().all()) for parameter in parts.loaded.model.parameters()):
         save(parts)
-    latest = checkpoints.latest(parts.run_dir)
-    assert latest is not None, "step 0 is always a checkpoint"
-    return checkpoints.read_progress(latest).step
 
 
 if __name__ == "__main__":

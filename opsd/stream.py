@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from opsd.seeding import derive
 from opsd.types import Problem, Prompt
+
+
+def digest(problems: Sequence[Problem]) -> str:
+    """Sixteen hex digits that change when a problem, its solution, its answer or the order does."""
+    state = hashlib.sha256()
+    for problem in problems:
+        state.update(repr((problem.id, problem.text, problem.solution, problem.answer)).encode())
+    return state.hexdigest()[:16]
 
 
 @dataclass(kw_only=True, slots=True)

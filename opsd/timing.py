@@ -14,7 +14,11 @@ class Clock:
         self.laps: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
-        """The time since the last lap goes to `name`."""
+        """The time since the last lap goes to `name`; a GPU's queued work is waited for."""
+        import torch
+
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         now = time.perf_counter()
         self.laps[name] = self.laps.get(name, 0.0) + now - self.last
         self.last = now
@@ -29,6 +33,6 @@ def peak_memory() -> dict[str, float]:
     import torch
 
     peak = {"memory/peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         peak["memory/gpu_peak_mb"] = torch.cuda.max_memory_allocated() / 2**20
     return peak

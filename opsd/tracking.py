@@ -6,19 +6,21 @@ the run's id to the job, which attaches to it; a resumed job goes on with the sa
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+EVALUATION = "time/evaluation_s"  # the timing that marks an evaluation's line
 UI_ADDRESS = "http://127.0.0.1:5000"
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # the UI's view for training, not for prompts and traces
 FLUSH_S = 2.0  # metrics are sent in one call at most this often, and before every checkpoint and exit
@@ -48,6 +50,7 @@ def client(uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("DO_NOT_TRACK", "true")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     import mlflow
 
     mlflow.set_tracking_uri(uri)
@@ -64,7 +67,7 @@ def explained(what: str, uri: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, RequestException, SQLAlchemyError, OSError) as error:
-        reason = str(error).splitlines()[0][:300]
+        reason = str(error).splitlines()[0].replace(uri, without_secrets(uri))[:300]
         raise TrackingError(
             f"MLFLOW_TRACKING_URI={without_secrets(uri)}: {what} failed ({reason}); start the server, correct the address, "
             "or unset the variable to use mlflow.db in the working directory."
@@ -73,8 +76,7 @@ def explained(what: str, uri: str) -> Iterator[None]:
 
 def without_secrets(uri: str) -> str:
     """The address without a user name or password."""
-    parts = urlsplit(uri)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return re.sub(r"://[^/@\s]*@", "://", uri)
 
 
 def prepare(experiment: str) -> Store:
@@ -120,11 +122,15 @@ def create_run(store: Store, *, name: str, params: dict[str, str], tags: dict[st
 
     mlflow = client(store.uri)
     with explained("creating a run", store.uri):
-        run = mlflow.create_run(store.experiment_id, run_name=name, tags=tags)
+        run_id = mlflow.create_run(store.experiment_id, run_name=name, tags=tags).info.run_id
         entries = [Param(key, value) for key, value in params.items()]
-        for start in range(0, len(entries), 100):  # the server's limit for one call
-            mlflow.log_batch(run.info.run_id, params=entries[start : start + 100])
-    return run.info.run_id
+        try:
+            for start in range(0, len(entries), 100):  # the server's limit for one call
+                mlflow.log_batch(run_id, params=entries[start : start + 100])
+        except BaseException:
+            mlflow.delete_run(run_id)
+            raise
+    return run_id
 
 
 def tag_run(store: Store, run_id: str, tags: dict[str, str]) -> None:
@@ -141,6 +147,13 @@ def log_metrics(store: Store, run_id: str, step: int, metrics: dict[str, float])
     mlflow, now = client(store.uri), int(time.time() * 1000)
     with explained("logging metrics", store.uri):
         mlflow.log_batch(run_id, metrics=[Metric(key, value, now, step) for key, value in metrics.items()])
+
+
+def has_metric(store: Store, run_id: str, key: str, step: int) -> bool:
+    """Whether a run has a value of a metric at a step."""
+    mlflow = client(store.uri)
+    with explained("reading metrics", store.uri):
+        return any(entry.step == step for entry in mlflow.get_metric_history(run_id, key))
 
 
 def delete_run(store: Store, run_id: str) -> None:
@@ -165,7 +178,7 @@ def run_url(store: Store, run_id: str) -> str:
 
 def ui_command(store: Store) -> str | None:
     """The command that serves a local store; None where a server is there already."""
-    return None if store.uri.startswith("http") else f"mlflow ui --backend-store-uri {store.uri}"
+    return None if store.uri.startswith("http") else f"mlflow ui --backend-store-uri {without_secrets(store.uri)}"
 
 
 class Tracker:
@@ -188,8 +201,26 @@ class Tracker:
             import mlflow
 
             mlflow.start_run(run_id=run_id, log_system_metrics=system_metrics)
-            history = self.mlflow.get_metric_history(run_id, "train/objective")
-        self.sent_step = max((metric.step for metric in history), default=0)
+            self.sent_step = max(self._steps("train/objective"), default=0)
+            sent = self._steps(EVALUATION)
+        self.ended = False
+        atexit.register(self._abandon)  # runs before MLflow's own handler, which would call the run FINISHED
+        for line in self.lines:  # an evaluation that was on the disk and not yet in MLflow when its job died
+            if EVALUATION in line["timings"] and line["step"] not in sent:
+                values = {key: value for key, value in line.items() if key not in ("step", "timings")}
+                self.pending.append((line["step"], values | line["timings"]))
+        self.flush()
+
+    def _steps(self, metric: str) -> set[int]:
+        """The steps that MLflow has a metric for."""
+        return {entry.step for entry in self.mlflow.get_metric_history(self.run_id, metric)}
+
+    def _abandon(self) -> None:
+        """The process ends and nobody has said how the run did."""
+        if not self.ended:
+            import mlflow
+
+            mlflow.end_run("FAILED")
 
     def log(self, step: int, metrics: dict[str, float], *, timings: dict[str, float]) -> None:
         """One line of metrics.jsonl. `timings` differ between two runs of one command; everything else must not."""
@@ -238,6 +269,7 @@ class Tracker:
         finally:
             with explained("ending the run", self.store.uri):
                 mlflow.end_run(status)
+            self.ended = True
 
 
 def cut_back(file: Path, step: int) -> list[dict[str, Any]]:
@@ -261,9 +293,12 @@ def cut_back(file: Path, step: int) -> list[dict[str, Any]]:
 def store_from(launch: dict[str, Any]) -> tuple[Store, str]:
     """The store and run id that launch.json names."""
     entry = launch["mlflow"]
-    return Store(uri=entry["uri"], experiment_id=entry["experiment_id"]), entry["run_id"]
+    uri = entry["uri"]
+    if uri == without_secrets(store_uri()):  # the environment may hold the password, launch.json does not
+        uri = store_uri()
+    return Store(uri=uri, experiment_id=entry["experiment_id"]), entry["run_id"]
 
 
 def store_entry(store: Store, run_id: str) -> dict[str, str]:
-    """What launch.json says of the store."""
-    return {**asdict(store), "run_id": run_id}
+    """What launch.json says of the store; never a password."""
+    return {"uri": without_secrets(store.uri), "experiment_id": store.experiment_id, "run_id": run_id}

@@ -20,7 +20,7 @@ def typed(cls: type, values: dict[str, Any], *, where: str, option: str) -> Any:
     except ValidationError as error:
         key = str(error.full_key)
         value = OmegaConf.select(OmegaConf.create(values), key)
-        raise ValueError(f"{where}{key}={value}: must be {expected(hint_of(cls, key))}.") from error
+        raise ValueError(f"{where}{key}={spelled(value)}: must be {expected(hint_of(cls, key))}.") from error
 
 
 def check_keys(cls: type, values: dict[str, Any], where: str, option: str) -> None:
@@ -30,7 +30,7 @@ def check_keys(cls: type, values: dict[str, Any], where: str, option: str) -> No
         if key not in hints:
             close = difflib.get_close_matches(str(key), hints, n=1)
             hint = f", did you mean {where}{close[0]}?" if close else "."
-            raise ValueError(f"{where}{key}={value}: {option} has no such key{hint} Its keys: {', '.join(hints)}.")
+            raise ValueError(f"{where}{key}={spelled(value)}: {option} has no such key{hint} Its keys: {', '.join(hints)}.")
         nested = [part for part in parts(hints[key]) if isinstance(part, type) and is_dataclass(part)]
         if nested and isinstance(value, dict):
             check_keys(nested[0], value, f"{where}{key}.", option)
@@ -39,6 +39,11 @@ def check_keys(cls: type, values: dict[str, Any], where: str, option: str) -> No
     for key in hints:
         if key not in values or values[key] == "???":
             raise ValueError(f"{where}{key} is not set: {option} needs it; add {where}{key}=VALUE to the command line.")
+
+
+def spelled(value: Any) -> str:
+    """A value as it is written in YAML and on the command line."""
+    return {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else str(value)
 
 
 def hint_of(cls: type, key: str) -> Any:

@@ -107,6 +107,6 @@ def test_the_grid_covers_every_loss_and_clipping() -> None:
 @pytest.mark.parametrize("option", [option for group, option in OPTIONS if group == "eval" and option != "none"])
 def test_evaluate_composes(option: str) -> None:
     cfg = composed("model=tiny", f"eval={option}", root="evaluate")
-    assert (cfg.checkpoint, cfg.seed, cfg.threads) == (None, 0, 1)
+    assert (cfg.checkpoint, cfg.seed, cfg.threads) == (None, None, 1)
     for group in ("model", "eval", "rollout", "engine"):
         to_option(group, OmegaConf.to_container(cfg[group], resolve=True))

@@ -27,7 +27,7 @@ def composed(*overrides: str) -> DictConfig:
         (["clip=0"], "clip=0: must be a positive number or null."),
         (["clip=inf"], "clip=inf: must be a positive number or null."),
         (["clip=nan"], "clip=nan: must be a positive number or null."),
-        (["clip=true"], "clip=True: must be a positive number or null."),
+        (["clip=true"], "clip=true: must be a positive number or null."),
         (["clip=[1]"], "clip=[1]: must be a positive number or null."),
         (
             ["clipping=none", "clip=0.3"],

@@ -195,8 +195,10 @@ def test_a_gradient_that_is_not_a_number_is_no_step(random_model, ragged):
     weights = batching.token_weights(ragged, Reduction.token)
     batch = batching.collate(ragged, [math.inf, *weights[1:]], mine.device)
     before = {name: p.detach().clone() for name, p in mine.model.named_parameters()}
-    engine.accumulate(batch, teacher.hidden(batch.teacher), teacher.head_VH, want_cosine=False)
-    with pytest.raises(NonFinite):
+    with pytest.raises(NonFinite, match="loss"):
+        engine.accumulate(batch, teacher.hidden(batch.teacher), teacher.head_VH, want_cosine=False)
+    next(mine.model.parameters()).grad = torch.full_like(next(mine.model.parameters()), math.nan)
+    with pytest.raises(NonFinite, match="gradient"):
         engine.step(lr=1e-3)
     assert all(torch.equal(p, before[name]) for name, p in mine.model.named_parameters())
     assert engine.state() == {}

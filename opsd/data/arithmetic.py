@@ -37,7 +37,7 @@ class Arithmetic(Source):
                 f"data.max_rows={self.max_rows}: at most {most} distinct problems are drawn; lower it or raise data.max_steps."
             )
 
-    def check(self) -> None:
+    def check(self, *, needs: str | None) -> None:
         """Nothing to read: the problems are made here."""
 
     def load(self, *, seed: int) -> list[Problem]:

@@ -20,13 +20,18 @@ class Jsonl(Source):
         if self.max_rows is not None and self.max_rows < 1:
             raise ValueError(f"data.max_rows={self.max_rows}: must be at least 1, or null for all rows.")
 
-    def check(self) -> None:
-        self.read()
+    def check(self, *, needs: str | None) -> None:
+        if needs is not None and self.columns.get(needs) is None:
+            raise ValueError(
+                f"data.columns.{needs}=null with prompt.privileged={needs}: the teacher reads the {needs} of every problem; say "
+                "which column holds it, or set prompt.privileged to the field that the file has."
+            )
+        self.read(needs=needs)
 
     def load(self, *, seed: int) -> list[Problem]:
-        return self.read()
+        return self.read(needs=None)
 
-    def read(self) -> list[Problem]:
+    def read(self, *, needs: str | None) -> list[Problem]:
         columns = {field: column for field, column in self.columns.items() if column is not None}
-        required = ("problem", "solution") if "solution" in columns else ("problem",)
-        return read_jsonl(self.path, key="data.path", columns=columns, required=required, max_rows=self.max_rows)
+        required = {"problem", "solution", needs} & columns.keys()
+        return read_jsonl(self.path, key="data.path", columns=columns, required=tuple(sorted(required)), max_rows=self.max_rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,11 @@ class TrainingEngine:
     """A running engine. `accumulate` any number of micro-batches, then `step` once."""
 
     def accumulate(self, batch: MicroBatch, teacher_TH: Tensor, teacher_head_VH: Tensor, *, want_cosine: bool) -> Tensor:
-        """Adds one micro-batch's gradient and gives its diagnostics `[T, D]` (columns: scoring.DIAGNOSTICS)."""
+        """Adds one micro-batch's gradient and gives its diagnostics `[T, D]` (columns: scoring.DIAGNOSTICS).
+
+        Raises:
+            NonFinite: the loss is not a number.
+        """
         raise NotImplementedError
 
     def step(self, *, lr: float) -> float:
@@ -52,6 +57,10 @@ class Engine(Option):
 
     device: str
     gradient_checkpointing: bool
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise ValueError(f"engine.device={self.device}: must be auto, cpu, cuda or cuda:N.")
 
     def build(self, objective: Objective, *, optimizer: AdamW) -> TrainingEngine:
         raise NotImplementedError

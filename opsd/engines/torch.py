@@ -30,6 +30,8 @@ class TorchEngine(TrainingEngine):
     def accumulate(self, batch: MicroBatch, teacher_TH: Tensor, teacher_head_VH: Tensor, *, want_cosine: bool) -> Tensor:
         self.objective.want_cosine = want_cosine
         loss, diagnostics_TD = self.objective(batch, teacher_TH, teacher_head_VH)
+        if not loss.isfinite():
+            raise NonFinite(f"the loss is {loss.item()}")
         loss.backward()
         return diagnostics_TD
 

@@ -6,6 +6,8 @@ that protocol alone: fewer problems make it `<name>_partial`, any other departur
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 
 from opsd.evaluation.base import Benchmark
@@ -24,7 +26,7 @@ class Protocol:
     revision: str
     split: str
     num_problems: int
-    answers: range  # integer answers
+    answers: str  # digest of the integer answers: tells the set from another of its size, whatever the wording
     samples: int
     sampling: Sampling
     thinking: bool
@@ -36,7 +38,7 @@ AIME24 = Protocol(  # the evaluation of the code released with arXiv 2601.18734
     revision="2fe88a2f1091d5048c0f36abc874fb997b3dd99a",
     split="train",
     num_problems=30,
-    answers=range(1000),
+    answers="6809c5cf89d17fa1",
     samples=12,
     sampling=Sampling(temperature=1.0, top_p=0.95, top_k=None, max_len=38912),
     thinking=True,
@@ -49,8 +51,7 @@ PROTOCOLS = {"aime24": AIME24}
 class MathBenchmark(Benchmark):
     """`path`, a JSONL file, where it is set; otherwise `repo` at `revision`, part `split`, on the hub.
 
-    A file counts as the benchmark when it holds as many problems as the benchmark, with answers of its kind; their wording is not
-    looked at.
+    A file counts as the benchmark when its answers are the benchmark's, in whatever order; the wording is not looked at.
     """
 
     path: str | None
@@ -101,12 +102,15 @@ class MathBenchmark(Benchmark):
                 or (self.repo, self.revision, self.split) == (protocol.repo, protocol.revision, protocol.split)
             )
             and len(problems) == protocol.num_problems
-            and all(is_answer(problem.answer, protocol.answers) for problem in problems)
+            and answers_digest(problems) == protocol.answers
             and (self.samples, self.sampling, self.thinking, self.instruction)
             == (protocol.samples, protocol.sampling, protocol.thinking, protocol.instruction)
         )
 
 
-def is_answer(answer: str | None, answers: range) -> bool:
-    """Whether a gold answer is an integer of the range; 073 is 73."""
-    return answer is not None and answer.isascii() and answer.isdigit() and int(answer) in answers
+def answers_digest(problems: list[Problem]) -> str:
+    """Sixteen hex digits of the sorted integer answers; empty where one is no integer. 073 is 73."""
+    answers = [problem.answer or "" for problem in problems]
+    if not all(answer.isascii() and answer.isdigit() for answer in answers):
+        return ""
+    return hashlib.sha256(json.dumps(sorted(map(int, answers))).encode()).hexdigest()[:16]

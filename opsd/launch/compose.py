@@ -37,6 +37,12 @@ TAKE_A_VALUE = (
     "-i",
 )
 COMPLETION = ("-sc", "--shell-completion", "--shell_completion")
+ALONE = ("--resolve", "--multirun", "-m", "--run", "-r", "--hydra-help", "--version", "--experimental-rerun")
+CHOICES = {
+    "--cfg": ("job", "hydra", "all"),
+    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+}
+PLACES = re.compile(r"\+{0,2}hydra\.(run\.dir|sweep\.(dir|subdir)|output_subdir|job\.chdir)=.*")  # what Hydra alone would write
 FULL_ERROR = "HYDRA_FULL_ERROR"
 
 
@@ -86,7 +92,7 @@ def compose(conf: Path, root: str, argv: list[str]) -> list[Point]:
         except Exception as error:
             if wants_tracebacks:
                 raise
-            raise ValueError(explain(error, argv)) from error
+            raise ValueError(explain(error, argv, conf)) from error
         finally:
             sys.argv = saved_argv
             if not wants_tracebacks:
@@ -98,8 +104,9 @@ def sanitized(argv: list[str], conf: Path, root: str) -> list[str]:
     """The arguments as Hydra can read them: without `experiment=null` and its like, paths quoted that hold `=`, spaces or brackets.
 
     Raises:
-        ValueError: a group that every run needs is set to nothing.
+        ValueError: a group that every run needs is set to nothing, a switch is misspelt, or Hydra's own output is asked for.
     """
+    check_switches(argv)
     optional = re.findall(r"^  - (\w+): null", (conf / f"{root}.yaml").read_text(), re.M)
     kept = []
     for argument in argv:
@@ -113,6 +120,25 @@ def sanitized(argv: list[str], conf: Path, root: str) -> list[str]:
         path = PATHS.fullmatch(argument)
         kept.append(f"{path.group(1)}='{path.group(2)}'" if path else argument)
     return kept
+
+
+def check_switches(argv: list[str]) -> None:
+    """Refuses what Hydra would answer with its whole usage, or obey to no effect."""
+    for argument, after in zip(argv, [*argv, ""][1:], strict=True):
+        switch, joined, value = argument.partition("=")
+        if PLACES.fullmatch(argument):
+            raise ValueError(f"{argument}: Hydra only composes here; say with output_root=DIR and name=NAME where runs land.")
+        if not argument.startswith("-"):
+            continue
+        if not any(known.startswith(switch) for known in (*ALONE, *TAKE_A_VALUE, *COMPLETION)):
+            written = argument.lstrip("-") if joined else f"{argument.lstrip('-')}=VALUE"
+            raise ValueError(f"{argument}: there is no such switch; keys and groups are written without dashes: {written}.")
+        for name, choices in CHOICES.items():
+            given = value if joined else after
+            optional = name == "--info" and not joined and (not given or given.startswith("-") or "=" in given)
+            if switch in (name, name[1:3]) and given not in choices and not optional:
+                whole = argument if joined else f"{argument} {given}".rstrip()
+                raise ValueError(f"{whole}: must be followed by one of {', '.join(choices)}.")
 
 
 def overrides_last(arguments: list[str]) -> list[str]:

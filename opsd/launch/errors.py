@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
+from pathlib import Path
 from typing import Any
 
 HELP = "`--help` lists groups, options and values"
 
 
-def explain(error: Exception, argv: list[str]) -> str:
-    """One message for an exception that composing raised."""
+def explain(error: Exception, argv: list[str], conf: Path) -> str:
+    """One message for an exception that composing raised. `conf` holds the config groups."""
     from hydra.errors import MissingConfigException, OverrideParseException
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
@@ -23,7 +25,7 @@ def explain(error: Exception, argv: list[str]) -> str:
             f"{error.override}: cannot be read ({reason}); write KEY=VALUE, and put quotes around a value with spaces or brackets."
         )
     if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and cause.full_key:
-        return unknown_key(str(cause.full_key), cause.parent_node, argv)
+        return unknown_key(str(cause.full_key), cause.parent_node, argv, conf)
     if lines[0].startswith("Ambiguous value for argument"):
         return f"{lines[0].split(chr(39))[1]}: several values; add -m to run each, or write KEY=[a,b] for a list."
     if lines[0].startswith("Sweep parameters"):
@@ -56,15 +58,35 @@ def missing_option(error: Any, argv: list[str]) -> str:
     return f"{given}: {group} has no option {option}{hint} Its options: {', '.join(close or known)}."
 
 
-def unknown_key(key: str, parent: Any, argv: list[str]) -> str:
+def unknown_key(key: str, parent: Any, argv: list[str], conf: Path) -> str:
     """A key that the config, or one of its groups, does not have."""
     given = next((argument for argument in argv if argument.lstrip("+~").split("=")[0] == key), key)
     where, _, name = key.rpartition(".")
     prefix = f"{where}." if where else ""
     keys = sorted(str(item) for item in parent) if hasattr(parent, "keys") and parent else []
     if not keys:
-        return f"{given}: {where} is null or a single value here, without keys; set it whole: {where}={{KEY: VALUE, ...}}."
+        having = options_with(where, r" *(#.*)?$", conf)
+        choose = f", or choose an option that has them: {', '.join(having)}" if having else ""
+        return f"{given}: {where} is null or a single value here, without keys; set it whole: {where}={{KEY: VALUE, ...}}{choose}."
     owner = f"{where}={parent['name']}" if where and "name" in keys else where or "the config"
     best = difflib.get_close_matches(name, keys, n=1, cutoff=0.5)
+    having = options_with(key, "", conf)
     hint = f", did you mean {prefix}{best[0]}?" if best else "."
+    if having:
+        hint = f", unlike {', '.join(having)}: add {'that' if len(having) == 1 else 'one of them'} to use it."
     return f"{given}: {owner} has no key {name}{hint} Its keys: {', '.join(keys)}."
+
+
+def options_with(key: str, value: str, conf: Path) -> list[str]:
+    """The options of a group whose files set `group.name`, as `group=option`. `value`: a pattern for what follows the colon."""
+    group, _, name = key.partition(".")
+    line = re.compile(rf"^{re.escape(name)}:{value}", re.M)
+    files = sorted((conf / group).glob("*.yaml")) if name else []
+    return [f"{group}={path.stem}" for path in files if line.search(path.read_text(encoding="utf-8"))]
+
+
+def of_system(error: OSError, argv: list[str]) -> str:
+    """A path that the system refuses, named by the argument that holds it."""
+    path = str(error.filename or "")
+    given = next((argument for argument in argv if (value := argument.partition("=")[2]) and path.endswith(value)), path)
+    return f"{given}: {error.strerror or error}; give another path."

@@ -52,7 +52,7 @@ def dispatch(jobs: list[Job], *, command: Callable[[Path], list[str]] = command)
 
 
 def start(job: Job, arguments: list[str]) -> Outcome:
-    """One job, to its end. Ctrl-C and SIGTERM reach it once, as Ctrl-C; it saves and exits, and is waited for."""
+    """One job, to its end. Ctrl-C, SIGTERM and the end of the terminal reach it once, as Ctrl-C: it saves, exits, is waited for."""
     result = job.run_dir / "result.json"
     result.unlink(missing_ok=True)  # of the run before a resume
     source = str(Path(__file__).parents[2])
@@ -76,14 +76,14 @@ def start(job: Job, arguments: list[str]) -> Outcome:
 
 @contextmanager
 def passing_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """While inside, Ctrl-C and SIGTERM go to the process; gives the list of those that came."""
+    """While inside, Ctrl-C, SIGTERM and the end of the terminal go to the process; gives the list of those that came."""
     came: list[int] = []
 
     def pass_on(number: int, frame: object) -> None:
         came.append(number)
         process.send_signal(signal.SIGINT)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield came
     finally:

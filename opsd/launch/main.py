@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opsd.endings import INTERRUPTED
+from opsd.launch.errors import of_system
 from opsd.launch.help import HELP_FLAGS, help_text
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ def main(conf: Path, argv: list[str]) -> int:
         jobs, swept = prepare(conf, argv)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
+        return REFUSED
+    except OSError as error:
+        print(f"error: {of_system(error, argv)}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
         print("interrupted: nothing was started", file=sys.stderr)

@@ -11,11 +11,13 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opsd.config import Run, check_inputs, freeze, params, to_run
+from opsd.endings import attempt
 from opsd.launch.compose import Point
 
 if TYPE_CHECKING:
@@ -156,13 +158,13 @@ def create(points: list[Point], runs: list[Run], *, argv: list[str]) -> list[Job
             launch = {**facts, "overrides": point.overrides, "mlflow": tracking.store_entry(store, run_id), "changes": []}
             write_json(run_dir / "launch.json", launch)
     except BaseException as error:
-        for job in jobs:
-            tracking.delete_run(job.store, job.run_id)
         for top in tops:
             shutil.rmtree(top)
         for path in missing:
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
+        for job in jobs:
+            attempt(partial(tracking.delete_run, job.store, job.run_id))
         if isinstance(error, OSError):
             raise ValueError(f"output_root={root}: cannot be written ({error.strerror}); give another directory.") from error
         raise

@@ -15,6 +15,7 @@ from opsd.launch.compose import Point
 from opsd.launch.plan import Job, write_json
 
 RESUMABLE = ("train.steps", "train.max_time", "train.save_every", "train.keep", "train.log_every")
+ROUNDING = ("train.micro_tokens", "train.chunk_tokens", "rollout.max_rows", "rollout.cache_tokens", "engine.gradient_checkpointing")
 BESIDE = ("resume", "do")
 
 
@@ -68,10 +69,10 @@ def refuse_unless_resumable(override: str, schedule: Schedule, steps: int, run_d
             f"{override}: the learning rate of {run_dir} follows a cosine over train.steps={steps}, so that another number would "
             "change the steps already taken; start a new run."
         )
-    if key not in RESUMABLE and key.partition(".")[0] != "launcher":
+    if key not in RESUMABLE + ROUNDING and key.partition(".")[0] != "launcher":
         raise ValueError(
-            f"{override}: would make {run_dir} another experiment; only {', '.join(RESUMABLE)} and launcher.* may change "
-            "beside resume. Start a new run for the rest."
+            f"{override}: would make {run_dir} another experiment; only {', '.join(RESUMABLE)}, launcher.* and what changes "
+            f"roundings alone ({', '.join(ROUNDING)}) may change beside resume. Start a new run for the rest."
         )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opsd.endings import explain, fail
+from opsd.launch.errors import of_system
 from opsd.launch.help import HELP_FLAGS, help_text
 
 if TYPE_CHECKING:
@@ -23,17 +25,20 @@ EXAMPLES = """\
   python evaluate.py model=hf model.path=DIR eval=aime24 eval.path=aime24.jsonl"""
 
 
+SAMPLING = ("max_len", "temperature", "top_p", "top_k", "samples")
+
+
 @dataclass(kw_only=True, slots=True)
 class Root:
     """The values that belong to no group; described in conf/evaluate.yaml."""
 
     checkpoint: str | None
-    seed: int
+    seed: int | None
     output_root: str
     threads: int
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
+        if self.seed is not None and self.seed < 0:
             raise ValueError(f"seed={self.seed}: must be 0 or above.")
         if self.threads < 1:
             raise ValueError(f"threads={self.threads}: must be at least 1.")
@@ -66,19 +71,34 @@ def main(conf: Path, argv: list[str]) -> int:
             return 0
         if points[0].swept:
             raise ValueError("-m: evaluate.py scores one model at a time; call it once for each.")
+        refuse_idle(points[0].overrides)
         scoring = to_scoring(points[0].cfg)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"error: {of_system(error, argv)}", file=sys.stderr)
+        return 2
     try:
         score(scoring)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except Exception as error:  # told in one message, or with its traceback where it is ours to mend
+        fail(explain(error))
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def refuse_idle(overrides: list[str]) -> None:
+    """Refuses values that belong to training: the benchmark's own decide how it is sampled."""
+    for override in overrides:
+        key = override.lstrip("+").partition("=")[0]
+        group, _, name = key.partition(".")
+        if group == "rollout" and name in SAMPLING:
+            raise ValueError(f"{override}: a score is sampled as its benchmark says; set eval.{name}.")
+        if key == "engine.gradient_checkpointing":
+            raise ValueError(f"{override}: nothing is trained here; leave it out.")
 
 
 def to_scoring(cfg: Any) -> Scoring:
@@ -103,9 +123,11 @@ def to_scoring(cfg: Any) -> Scoring:
     if root.checkpoint is not None:
         checkpoint = find_checkpoint(Path(root.checkpoint).expanduser().absolute())
         run_dir = checkpoint.parents[1]
-        options["model"] = config.load(run_dir).model
+        trained = config.load(run_dir)
+        options["model"], root.seed = trained.model, trained.seed if root.seed is None else root.seed
         checkpoints.weights(checkpoint)
         parent = run_dir / "evaluations"
+    root.seed = root.seed or 0
     check_root(parent)
     context = options["model"].check()
     options["eval"].check()
@@ -130,7 +152,7 @@ def find_checkpoint(path: Path) -> Path:
 
 def score(scoring: Scoring) -> None:
     """Evaluates, writes the report into a directory of its own, records a checkpoint's score with its run, prints the table."""
-    from opsd.evaluate import evaluate_weights, metrics_of, save_report
+    from opsd.evaluate import evaluate_weights, save_report
     from opsd.launch.plan import claim
 
     report = evaluate_weights(
@@ -138,25 +160,35 @@ def score(scoring: Scoring) -> None:
         model=scoring.model,
         checkpoint=scoring.checkpoint,
         rollout=scoring.rollout,
-        seed=scoring.root.seed,
+        seed=scoring.root.seed or 0,
         threads=scoring.root.threads,
         device=scoring.engine.device,
     )
     out_dir = claim(scoring.parent, scoring.name)
     save_report(report, out_dir)
     if scoring.checkpoint is not None:
-        record(scoring.checkpoint.parents[1], report.step, metrics_of(report))
+        record(scoring, report)
     show(report, scoring, out_dir)
 
 
-def record(run_dir: Path, step: int, metrics: dict[str, float]) -> None:
-    """Logs a score into the MLflow run that trained the checkpoint."""
+def record(scoring: Scoring, report: EvalReport) -> None:
+    """Logs the score into the MLflow run that trained the checkpoint; never over one of the run's own, nor of another protocol."""
     import json
 
-    from opsd.tracking import log_metrics, store_from
+    from opsd import config
+    from opsd.evaluate import metrics_of
+    from opsd.tracking import has_metric, log_metrics, store_from
 
+    assert scoring.checkpoint is not None
+    run_dir = scoring.checkpoint.parents[1]
     store, run_id = store_from(json.loads((run_dir / "launch.json").read_text()))
-    log_metrics(store, run_id, step, metrics)
+    own = config.load(run_dir).eval
+    if own.name == scoring.eval.name and replace(own, every=0) != replace(scoring.eval, every=0):
+        print(f"not logged to MLflow: eval={own.name} has other values here than in the run's own evaluations")
+    elif has_metric(store, run_id, f"{report.benchmark}/avg_at_{report.k}", report.step):
+        print(f"not logged to MLflow: it has this score of step {report.step} already")
+    else:
+        log_metrics(store, run_id, report.step, metrics_of(report))
 
 
 def show(report: EvalReport, scoring: Scoring, out_dir: Path) -> None:

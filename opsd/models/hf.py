@@ -92,6 +92,11 @@ class Pretrained(Model):
             require_plain_head(model, self.origin)
             outer: Any = model if self.lora is None else self.adapt(model, self.lora, checkpoint)
         where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
+            raise ValueError(
+                f"engine.device={device}: torch {torch.__version__} sees {torch.cuda.device_count()} GPUs here; set "
+                "engine.device=auto, or install a torch that was built for this machine's GPU."
+            )
         outer.to(where).eval()
         return LoadedModel(
             model=outer,

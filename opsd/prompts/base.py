@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 class PromptTemplate(Option):
     """Both sides of a problem in one place, so that their relation is visible."""
 
+    @property
+    def needs(self) -> str | None:
+        """The field of a problem, beside its text, that the teacher reads; every problem of the run must have it."""
+        raise NotImplementedError
+
     def render(self, problem: Problem, *, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int) -> Prompt | None:
         """The two prompts as token ids, or None where the row is dropped (`too_long=drop`, or a problem that alone is too long).
 

@@ -61,6 +61,10 @@ class Template(PromptTemplate):
                 f"prompt.max_teacher_tokens={self.max_teacher_tokens}: must be at least 1, or null for whatever fits the context."
             )
 
+    @property
+    def needs(self) -> str | None:
+        return self.privileged.name if "{privileged}" in self.teacher else None
+
     def render(self, problem: Problem, *, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int) -> Prompt | None:
         student_ids = chat.render(tokenizer, fill(self.student, problem.text, ""), thinking=self.student_thinking)
         if len(student_ids) > max_prompt_tokens:
@@ -74,7 +78,7 @@ class Template(PromptTemplate):
         whole_ids = teacher_ids(privileged)
         if len(whole_ids) <= limit:
             return Prompt(problem=problem, student_ids=student_ids, teacher_ids=whole_ids, shortened=False)
-        if self.too_long is TooLong.drop or "{privileged}" not in self.teacher:
+        if self.too_long is TooLong.drop or self.needs is None:
             return None
         shortened_ids = longest_that_fits(teacher_ids, privileged, limit=limit)
         if shortened_ids is None:
@@ -83,9 +87,9 @@ class Template(PromptTemplate):
 
     def privileged_text(self, problem: Problem) -> str:
         """The privileged field, or nothing where the teacher's template has no slot for it."""
-        if "{privileged}" not in self.teacher:
+        field = self.needs
+        if field is None:
             return ""
-        field = self.privileged.name
         text = problem.solution if self.privileged is Privileged.solution else problem.answer
         if text is None:
             other = "answer" if field == "solution" else "solution"

@@ -47,6 +47,7 @@ class TransformersSampler(Sampler):
 
     loaded: LoadedModel
     max_rows: int
+    cache_tokens: int
     weights_version: int = 0
 
     def sync(self, *, weights_version: int) -> None:
@@ -69,8 +70,9 @@ class TransformersSampler(Sampler):
         rows = [Row(prompt_ids=request.prompt_ids, stream=uniform_stream(request.seed)) for request in requests]
         ordered = sorted(rows, key=lambda row: (len(row.prompt_ids), row.prompt_ids))
         with evaluating(self.loaded.model):
-            for start in range(0, len(ordered), self.max_rows):
-                self._decode(ordered[start : start + self.max_rows], sampling)
+            at_once = max(1, min(self.max_rows, self.cache_tokens // (longest + sampling.max_len)))
+            for start in range(0, len(ordered), at_once):
+                self._decode(ordered[start : start + at_once], sampling)
         return [self._response(row) for row in rows]
 
     def _decode(self, rows: list[Row], sampling: Sampling) -> None:
@@ -265,7 +267,8 @@ def process(logits_RV: Tensor, sampling: Sampling) -> Tensor:
 def invert(logps_RV: Tensor, uniforms_R: Tensor) -> Tensor:
     """The first token of each row at which the cumulated probability exceeds the row's uniform, `[R]`.
 
-    In float64, so that u < 1 implies u * total < total: the last token with mass is never overrun, and one without is never drawn.
+    In float64, so that u < 1 implies u * total < total: the last token with mass is not overrun, and one without not drawn (but for
+    a GPU's rounding: its parallel sums need not grow monotonically).
     """
     cumulated_RV = logps_RV.double().exp().cumsum(-1)
     targets_R1 = uniforms_R[:, None] * cumulated_RV[:, -1:]

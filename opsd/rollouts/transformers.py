@@ -13,12 +13,14 @@ from opsd.types import LoadedModel
 
 @register("rollout", "transformers")
 class TransformersEngine(RolloutEngine):
-    max_rows: int  # responses decoded at one time: bounds the memory of the key-value cache
+    max_rows: int  # responses decoded at one time
+    cache_tokens: int  # prompts and longest responses together of what is decoded at one time: bounds the key-value cache
 
     def __post_init__(self) -> None:
         RolloutEngine.__post_init__(self)
-        if self.max_rows < 1:
-            raise ValueError(f"rollout.max_rows={self.max_rows}: must be at least 1.")
+        for key in ("max_rows", "cache_tokens"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"rollout.{key}={getattr(self, key)}: must be at least 1.")
 
     def build(self, loaded: LoadedModel) -> Sampler:
         """A sampler over the weights of `loaded`, which it never copies.
@@ -29,4 +31,4 @@ class TransformersEngine(RolloutEngine):
         from opsd.rollouts.decoding import TransformersSampler, make_cache
 
         make_cache(loaded.model.config)
-        return TransformersSampler(loaded=loaded, max_rows=self.max_rows)
+        return TransformersSampler(loaded=loaded, max_rows=self.max_rows, cache_tokens=self.cache_tokens)

@@ -28,7 +28,7 @@ def arithmetic(**changes) -> Arithmetic:
 
 def test_gsm8k(shared: Path):
     source = jsonl(shared / "data" / "gsm8k_train.jsonl", max_rows=5)
-    source.check()
+    source.check(needs="solution")
     problems = source.load(seed=3)
     assert [problem.id for problem in problems] == [f"gsm8k-train-{i}" for i in range(5)]
     assert problems[0].answer == "72"
@@ -39,11 +39,22 @@ def test_a_solution_is_needed_unless_the_config_says_there_is_none(tmp_path: Pat
     file = tmp_path / "x.jsonl"
     file.write_text(json.dumps({"q": "1+1?", "answer": 2}))
     with pytest.raises(ValueError, match=r"line 1 has no column 'solution' .* set data.columns.solution to the column"):
-        jsonl(file, columns=COLUMNS | {"problem": "q"}).check()
+        jsonl(file, columns=COLUMNS | {"problem": "q"}).check(needs="solution")
     (problem,) = jsonl(file, columns=COLUMNS | {"problem": "q", "solution": None}).load(seed=0)
     assert (problem.text, problem.solution, problem.answer) == ("1+1?", None, "2")
     with pytest.raises(ValueError, match="data.max_rows=0: must be at least 1"):
         jsonl(file, max_rows=0)
+
+
+def test_what_the_teacher_reads_must_be_there_before_the_run_starts(tmp_path: Path):
+    file = tmp_path / "x.jsonl"
+    rows = [{"problem": "1+1?", "solution": "It is 2.", "answer": 2}, {"problem": "1+2?", "solution": "It is 3."}]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    jsonl(file).check(needs="solution")
+    with pytest.raises(ValueError, match=r"line 2 has no column 'answer'"):
+        jsonl(file).check(needs="answer")
+    with pytest.raises(ValueError, match=r"^data.columns.solution=null with prompt.privileged=solution: .* say which column"):
+        jsonl(file, columns=COLUMNS | {"solution": None}).check(needs="solution")
 
 
 def test_embedded_problems_are_seeded_distinct_and_never_held_out():

@@ -157,7 +157,15 @@ def test_the_real_sampler_gives_the_same_report_twice(random_model):
         instruction="",
     )
     engine = lookup("rollout", "transformers")(
-        name="transformers", kind="transformers", max_len=8, temperature=1.0, top_p=1.0, top_k=None, samples=1, max_rows=5
+        name="transformers",
+        kind="transformers",
+        max_len=8,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=None,
+        samples=1,
+        max_rows=5,
+        cache_tokens=1000,
     )
     reports = [
         evaluate(arithmetic, loaded=random_model, sampler=engine.build(random_model), seed=seed, step=0) for seed in (1, 1, 2)

@@ -203,7 +203,7 @@ def at_step(job: Job, step: int) -> None:
     """A checkpoint's record of how far it is; what resume reads of it."""
     folder = job.run_dir / "checkpoints" / f"step_{step:06d}"
     folder.mkdir(parents=True)
-    progress = Progress(step=step, position=32 * step, trained_s=1.0, mlflow_run_id=job.run_id, engine="torch")
+    progress = Progress(step=step, position=32 * step, elapsed_s=1.0, mlflow_run_id=job.run_id, engine="torch", problems="")
     (folder / "state.json").write_text(json.dumps(asdict(progress)))
 
 

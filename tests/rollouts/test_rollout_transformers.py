@@ -33,7 +33,17 @@ from opsd.types import FinishReason, LoadedModel, Request, Response, Sampling
 
 VOCABULARY = 61
 STOP = 7  # also the padding token, as in tokenizers whose pad is their eos
-VALUES = dict(name="transformers", kind="transformers", max_len=24, temperature=1.1, top_p=0.95, top_k=20, samples=1, max_rows=256)
+VALUES = dict(
+    name="transformers",
+    kind="transformers",
+    max_len=24,
+    temperature=1.1,
+    top_p=0.95,
+    top_k=20,
+    samples=1,
+    max_rows=256,
+    cache_tokens=10**6,
+)
 
 
 def small_model(
