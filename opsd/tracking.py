@@ -49,7 +49,7 @@ def client(uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("DO_NOT_TRACK", "true")
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")  # it logs a database's failure with pages of traceback, then raises it
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     import mlflow
 
@@ -67,9 +67,12 @@ def explained(what: str, uri: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, RequestException, SQLAlchemyError, OSError) as error:
-        reason = str(error).splitlines()[0].replace(uri, without_secrets(uri))[:300]
+        said = [line for line in str(error).splitlines() if not line.startswith("(raised as a result of")]  # SQLAlchemy's aside
+        reason = (said or [type(error).__name__])[0].replace(uri, without_secrets(uri))[:300]
+        local = uri.startswith("sqlite:")
+        remedy = "make sure that the file is there, writable and not held by another program" if local else "start the server"
         raise TrackingError(
-            f"MLFLOW_TRACKING_URI={without_secrets(uri)}: {what} failed ({reason}); start the server, correct the address, "
+            f"MLFLOW_TRACKING_URI={without_secrets(uri)}: {what} failed ({reason}); {remedy}, correct the address, "
             "or unset the variable to use mlflow.db in the working directory."
         ) from error
 

@@ -190,11 +190,14 @@ def test_ctrl_c_ends_with_a_checkpoint(store, tmp_path):
 
 
 def test_a_time_budget_ends_with_a_checkpoint_and_an_evaluation(store, tmp_path):
-    done = launch(tmp_path, store, *BUSY, "train.steps=100000", "train.max_time=2s", "train.save_every=100000")
+    done = launch(tmp_path, store, *BUSY, "train.steps=100000", "train.max_time=12s", "train.save_every=100000", "data.max_rows=4")
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((the_run(tmp_path) / "result.json").read_text())
     assert result["status"] == "finished"
     assert 0 < result["step"] < 1000
+    rows = [json.loads(line) for line in (the_run(tmp_path) / "rollouts" / "step_000001.jsonl").read_text().splitlines()]
+    assert len({row["problem_id"] for row in rows}) == 4, "eight rollouts of four problems"
+    assert len({(row["problem_id"], row["response"]) for row in rows}) > 6, "a problem's second rollout is another one"
     last = sorted((the_run(tmp_path) / "checkpoints").glob("step_*"))[-1]
     assert last.name == f"step_{result['step']:06d}"
     assert (the_run(tmp_path) / "evaluations" / last.name / "report.json").exists()

@@ -41,11 +41,11 @@ def dispatch(jobs: list[Job], *, command: Callable[[Path], list[str]] = command)
     outcomes: list[Outcome] = []
     for job in jobs:
         if any(outcome.status == "interrupted" for outcome in outcomes):
-            outcomes.append(Outcome(status="not started", message=None, result={}))
-            continue
-        place = f"\n[{len(outcomes) + 1}/{len(jobs)}] {' '.join(job.overrides)}  " if len(jobs) > 1 else ""
-        print(f"{place}{job.run_dir}", flush=True)
-        outcome = start(job, command(job.run_dir))
+            outcome = Outcome(status="not started", message=None, result={})
+        else:
+            place = f"\n[{len(outcomes) + 1}/{len(jobs)}] {' '.join(job.overrides)}  " if len(jobs) > 1 else ""
+            print(f"{place}{job.run_dir}", flush=True)
+            outcome = start(job, command(job.run_dir))
         record_end(job, outcome)
         outcomes.append(outcome)
     return outcomes
@@ -58,34 +58,40 @@ def start(job: Job, arguments: list[str]) -> Outcome:
     source = str(Path(__file__).parents[2])
     path = os.pathsep.join(part for part in (source, os.environ.get("PYTHONPATH")) if part)
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(job.run.threads)}
-    # a group of its own, so that a terminal's Ctrl-C does not reach it a second time, beside the one passed on
-    process = subprocess.Popen(arguments, env=environment, stdin=subprocess.DEVNULL, process_group=0)
-    with passing_on(process) as signals:
+    with passing_on() as (signals, started):
+        # a group of its own, so that a terminal's Ctrl-C does not reach it a second time, beside the one passed on
+        process = subprocess.Popen(arguments, env=environment, stdin=subprocess.DEVNULL, process_group=0)
+        started.append(process)
+        if signals:  # before there was anything to pass them on to
+            process.send_signal(signal.SIGINT)
         status = process.wait()
     left = json.loads(result.read_text()) if result.exists() else {}
+    resumable = checkpoints.latest(job.run_dir) is not None
+    go_on = f"go on with: python launch.py resume={job.run_dir}" if resumable else "before the first checkpoint: start the run anew"
     if signals or status == INTERRUPTED:
         if left.get("status") == "finished":
             return Outcome(status="finished", message=None, result=left)
-        return Outcome(status="interrupted", message=f"go on with: python launch.py resume={job.run_dir}", result=left)
+        return Outcome(status="interrupted", message=go_on, result=left)
     if status == 0 and left.get("status") == "finished":
         return Outcome(status="finished", message=None, result=left)
-    go_on = f"; go on with: python launch.py resume={job.run_dir}" if checkpoints.latest(job.run_dir) else ""
     how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}, and no result.json"
-    return Outcome(status="failed", message=left.get("message") or how + go_on, result=left)
+    return Outcome(status="failed", message=left.get("message") or f"{how}; {go_on}", result=left)
 
 
 @contextmanager
-def passing_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """While inside, Ctrl-C, SIGTERM and the end of the terminal go to the process; gives the list of those that came."""
+def passing_on() -> Iterator[tuple[list[int], list[subprocess.Popen[bytes]]]]:
+    """While inside, Ctrl-C, SIGTERM and the end of the terminal go to what is started; gives those that came, and what to tell."""
     came: list[int] = []
+    started: list[subprocess.Popen[bytes]] = []
 
     def pass_on(number: int, frame: object) -> None:
         came.append(number)
-        process.send_signal(signal.SIGINT)
+        for process in started:
+            process.send_signal(signal.SIGINT)
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield came
+        yield came, started
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -98,6 +104,6 @@ def record_end(job: Job, outcome: Outcome) -> None:
     if outcome.status == "finished":
         return
     try:
-        end_run(job.store, job.run_id, "KILLED" if outcome.status == "interrupted" else "FAILED")
+        end_run(job.store, job.run_id, "FAILED" if outcome.status == "failed" else "KILLED")
     except TrackingError as error:
         print(f"error: {job.run_dir}: {error}", file=sys.stderr)

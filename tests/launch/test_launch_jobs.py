@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -149,7 +151,7 @@ def test_a_sweep(somewhere: Path, store: str, capsys: pytest.CaptureFixture[str]
     assert [outcome.status for outcome in outcomes] == ["finished", "failed", "finished", "failed"]
     assert [outcome.message for outcome in outcomes] == [
         None,
-        "exit status 1, and no result.json",
+        "exit status 1, and no result.json; before the first checkpoint: start the run anew",
         None,
         "step 4: the loss is not a number",
     ]
@@ -192,10 +194,24 @@ def test_ctrl_c_reaches_the_job_which_saves_and_no_further_one_starts(somewhere:
     threading.Thread(target=press).start()
     outcomes = dispatch(jobs, command=command)
     assert [outcome.status for outcome in outcomes] == ["interrupted", "not started"]
-    assert outcomes[0].message == f"go on with: python launch.py resume={jobs[0].run_dir}"
+    assert outcomes[0].message == "before the first checkpoint: start the run anew"
     assert (jobs[0].run_dir / "saved").exists() and not (jobs[1].run_dir / "result.json").exists()
     assert signal.getsignal(signal.SIGINT) is before
     assert exit_status(outcomes) == 130
+    assert [client(store).get_run(job.run_id).info.status for job in jobs] == ["KILLED", "KILLED"]  # none goes on RUNNING for ever
+
+
+def test_ctrl_c_before_there_is_a_process_ends_the_run_too(somewhere: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = jobs_of("seed=9")
+    start = subprocess.Popen
+
+    def press_then_start(*arguments: Any, **settings: Any) -> subprocess.Popen[bytes]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return start(*arguments, **settings)
+
+    monkeypatch.setattr("opsd.launch.local.subprocess.Popen", press_then_start)
+    (outcome,) = dispatch(jobs, command=command)
+    assert outcome.status == "interrupted"
     assert client(store).get_run(jobs[0].run_id).info.status == "KILLED"
 
 

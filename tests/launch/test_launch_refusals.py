@@ -98,6 +98,14 @@ def test_an_unreachable_server(capsys: pytest.CaptureFixture[str], somewhere: Pa
     assert message.startswith("MLFLOW_TRACKING_URI=http://127.0.0.1:9: ") and len(message.splitlines()) == 1
 
 
+def test_a_database_that_is_none(capsys: pytest.CaptureFixture[str], somewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (somewhere / "broken.db").write_bytes(b"x" * 5000)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{somewhere}/broken.db")
+    message = refused([], capsys, somewhere)
+    assert message.startswith(f"MLFLOW_TRACKING_URI=sqlite:///{somewhere}/broken.db: ") and len(message.splitlines()) == 1
+    assert "file is not a database" in message and "make sure that the file is there, writable" in message
+
+
 def test_one_broken_point_stops_the_sweep_before_anything_is_made(capsys: pytest.CaptureFixture[str], somewhere: Path) -> None:
     message = refused(["-m", "loss=jsd", "clip=0.1,-1,0.2,abc"], capsys, somewhere)
     first, *listed = message.splitlines()
