@@ -10,20 +10,30 @@ import math
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opsd import batching, chat, checkpoints, config
+from opsd import batching, checkpoints, config
 from opsd.checkpoints import Progress
 from opsd.config import Run, Schedule, Train
 from opsd.endings import INTERRUPTED, Interrupt, NonFinite, attempt, explain, fail, only_job, write_result
 from opsd.engines.base import AdamW
+from opsd.milestones import (
+    compare_prompts,
+    evaluate_if_due,
+    is_evaluation_due,
+    out_of_time,
+    save,
+    summary,
+    warn_of_turned_gradients,
+)
 from opsd.seeding import derive
 from opsd.stream import ProblemStream, digest
 from opsd.terminal import Terminal
 from opsd.timing import Clock, peak_memory
-from opsd.tracking import EVALUATION, Tracker, store_from
+from opsd.tracking import Tracker, store_from
 from opsd.types import LoadedModel, Request, Rollout, StepReport
 
 if TYPE_CHECKING:
@@ -73,6 +83,8 @@ def run_job(run_dir: Path) -> int:
         parts.tracker.close("FINISHED" if result else "KILLED")
     except KeyboardInterrupt:
         result = None
+        if parts is not None:
+            attempt(partial(parts.tracker.close, "KILLED"))
     except Exception as error:  # the one place where a job's failures end: each is told and recorded, none is swallowed
         return record_failure(run_dir, error, parts)
     if result is not None:
@@ -169,27 +181,6 @@ def train(parts: Parts) -> dict[str, Any] | None:
     return summary(parts)
 
 
-def compare_prompts(parts: Parts) -> None:
-    """Says once, and tags the run with, whether the student trains on the very prompt that the evaluation asks with.
-
-    Where it does not, a gain in training need not show in the score: long rollouts have turned it into a loss.
-    """
-    run, tokenizer = parts.run, parts.loaded.tokenizer
-    if not run.eval.enabled:
-        return
-    problem = parts.stream.problems[0]
-    prompt = parts.stream.render(problem)
-    asked = chat.render(tokenizer, run.eval.prompt_text(problem), thinking=run.eval.thinking)
-    same = prompt is not None and prompt.student_ids == asked
-    parts.tracker.tag({"student_prompt_is_eval_prompt": str(same).lower()})
-    if same:
-        parts.terminal.say(f"prompt={run.prompt.name}: the student's prompt is token for token that of eval={run.eval.name}")
-    else:
-        parts.terminal.say(f"prompt={run.prompt.name}: the student's prompt DIFFERS from that of eval={run.eval.name}")
-    if not chat.has_thinking_switch(tokenizer):
-        parts.terminal.say(f"model={run.model.name}: its chat template has no thinking switch, so thinking on and off are the same")
-
-
 def take_step(parts: Parts, step: int) -> StepReport:
     """One optimizer step: sample, score with both sides, pull the student to the teacher."""
     run, clock = parts.run, Clock()
@@ -220,17 +211,6 @@ def take_step(parts: Parts, step: int) -> StepReport:
     return StepReport(step=step, metrics=metrics, seconds=timings | peak_memory())
 
 
-def warn_of_turned_gradients(parts: Parts, report: StepReport) -> None:
-    """Once: clipping points most tokens' gradients away from the teacher (arXiv 2601.18734's pointwise clipping can)."""
-    share = report.metrics.get("train/cosine_negative", 0.0)
-    if share > 0.5 and not parts.warned:
-        parts.warned = True
-        parts.terminal.say(
-            f"warning: at step {report.step} clipping={parts.run.clipping.name} turns the gradient of {share:.0%} of the tokens "
-            "against the unclipped one: the model may be trained away from its teacher; set clipping=rescale, or a larger clip"
-        )
-
-
 def sample(parts: Parts, prompts: list[Any], step: int) -> list[Rollout]:
     """The step's rollouts, all prompts in one call. Draws are decided by (seed, step, problem, sample); a problem that comes
     twice in a step goes on counting its samples."""
@@ -253,15 +233,12 @@ def sample(parts: Parts, prompts: list[Any], step: int) -> list[Rollout]:
 
 def describe(parts: Parts, step: int, rollouts: list[Rollout], batches: list[Any], diagnostics: list[Tensor]) -> dict[str, float]:
     """The step's metrics; every `train.log_every` steps its rollouts are kept too."""
-    from opsd.evaluation.answers import canonical, final_box
+    from opsd.evaluation.answers import final_box, is_right
     from opsd.metrics import rollout_metrics, token_metrics
 
     boxes = [final_box(rollout.text) for rollout in rollouts]
     golds = [rollout.prompt.problem.answer for rollout in rollouts]
-    correct = [
-        None if gold is None else box is not None and canonical(box) == canonical(gold)
-        for box, gold in zip(boxes, golds, strict=True)
-    ]
+    correct = [None if gold is None else is_right(box, gold) for box, gold in zip(boxes, golds, strict=True)]
     metrics = token_metrics(batches, diagnostics)
     metrics |= rollout_metrics(rollouts, boxed=[box is not None for box in boxes], correct=correct)
     if step == 1 or step % parts.run.train.log_every == 0:
@@ -294,80 +271,22 @@ def learning_rate(train: Train, step: int) -> float:
     return train.lr * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def out_of_time(parts: Parts) -> bool:
-    limit_s = parts.run.train.max_time_s
-    return limit_s is not None and parts.progress.elapsed_s + time.monotonic() - parts.began >= limit_s
-
-
-def is_evaluation_due(run: Run, step: int) -> bool:
-    return run.eval.enabled and run.eval.every > 0 and step % run.eval.every == 0
-
-
-def evaluate_if_due(parts: Parts, *, last: bool) -> None:
-    """Before the first step, every `eval.every` steps and after the last; once for a step, also after a resume."""
-    from opsd.evaluate import evaluate, metrics_of, save_report
-
-    run, step = parts.run, parts.progress.step
-    if not run.eval.enabled or not (last or step == 0 or is_evaluation_due(run, step)):
-        return
-    if parts.tracker.has(step, EVALUATION):
-        return
-    began = time.perf_counter()
-    parts.interrupt.at_once = True
-    report = evaluate(
-        run.eval, loaded=parts.loaded, sampler=parts.sampler, seed=run.seed, step=step, on_progress=parts.terminal.say
-    )
-    parts.interrupt.at_once = False
-    directory = parts.run_dir / "evaluations" / f"step_{step:06d}"
-    save_report(report, directory)
-    parts.tracker.artifact(directory / "samples.jsonl", f"evaluations/step_{step:06d}")
-    parts.tracker.log(step, metrics_of(report), timings={EVALUATION: time.perf_counter() - began})
-    parts.tracker.flush()
-    headline = f"avg_at_{report.k}"
-    parts.terminal.say(f"step {step}: {report.benchmark}/{headline} {report.metrics[headline]:.1f}")
-
-
-def save(parts: Parts) -> None:
-    """A checkpoint of the step at hand, unless it exists."""
-    latest = checkpoints.latest(parts.run_dir)
-    if latest is not None and checkpoints.step_of(latest) == parts.progress.step:
-        return
-    parts.tracker.flush()
-    now = time.monotonic()
-    parts.progress.elapsed_s, parts.began = parts.progress.elapsed_s + now - parts.began, now
-    groups = {"optimizer": parts.engine.state(), "teacher": parts.teacher.state()}
-    checkpoints.save(parts.run_dir, parts.progress, loaded=parts.loaded, groups=groups, keep=parts.run.train.keep)
-
-
-def summary(parts: Parts) -> dict[str, Any]:
-    """What becomes result.json: what the launcher prints and tables rank."""
-    from opsd.evaluate import compare, load_report
-
-    run, step = parts.run, parts.progress.step
-    result: dict[str, Any] = {"status": "finished", "step": step, "message": None}
-    if run.eval.enabled:
-        before, after = (load_report(parts.run_dir / "evaluations" / f"step_{at:06d}") for at in (0, step))
-        metric = f"avg_at_{after.k}"
-        result |= {"benchmark": after.benchmark, "metric": metric, "before": before.metrics[metric], "after": after.metrics[metric]}
-        result["difference"] = asdict(compare(before, after))
-    return result
-
-
 def record_failure(run_dir: Path, error: Exception, parts: Parts | None = None) -> int:
     """Says what happened, marks the run FAILED and keeps the last good state; the exit status."""
+    spoilt = isinstance(error, (NonFinite, FloatingPointError))
     message = explain(error)
     if parts is not None:
         message = f"after step {parts.progress.step}: {message}"
-        if isinstance(error, (NonFinite, FloatingPointError)):
-            message += "; start a new run with a lower train.lr or train.max_grad_norm"
-            attempt(lambda: keep_finite(parts))
+        if spoilt:
+            attempt(partial(keep_finite, parts))
     latest = checkpoints.latest(run_dir)
     if latest is not None:
-        message += f"; {latest.name} is saved: {go_on(run_dir)}"
+        remedy = "start a new run with a lower train.lr or train.max_grad_norm" if spoilt else go_on(run_dir)
+        message += f"; {latest.name} is saved; {remedy}"
     fail(message)
-    attempt(lambda: write_result(run_dir, {"status": "failed", "message": message}))
+    attempt(partial(write_result, run_dir, {"status": "failed", "message": message}))
     if parts is not None:
-        attempt(lambda: parts.tracker.close("FAILED"))
+        attempt(partial(parts.tracker.close, "FAILED"))
     return 1
 
 

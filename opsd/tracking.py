@@ -49,7 +49,9 @@ def client(uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("DO_NOT_TRACK", "true")
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")  # it logs a database's failure with pages of traceback, then raises it
+    os.environ.setdefault(
+        "MLFLOW_LOGGING_LEVEL", "CRITICAL"
+    )  # it logs a database's failure with pages of traceback, then raises it
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     import mlflow
 

@@ -89,6 +89,16 @@ def canonical(answer: str) -> str:
     return plain(answer) if number is None else str(number)
 
 
+def vote(answer: str, gold: str) -> str:
+    """The form in which an answer is compared with this gold: canonical, unless the gold is an equation, which no integer is."""
+    return plain(answer) if "=" in gold else canonical(answer)
+
+
+def is_right(answer: str | None, gold: str) -> bool:
+    """The strict rule: the box states what the gold states."""
+    return answer is not None and vote(answer, gold) == vote(gold, gold)
+
+
 def integer(answer: str) -> int | None:
     """The integer that a box states, or None where it states something else, two values, or none.
 

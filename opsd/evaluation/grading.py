@@ -26,7 +26,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from opsd.evaluation.answers import MAX_CHARS, canonical, final_box, plain, released_box
+from opsd.evaluation.answers import MAX_CHARS, final_box, is_right, released_box, vote
 
 LIMIT_S = 2.0  # wall time of one comparison
 START_S = 120.0  # wall time a worker may need to import its parts on a busy machine
@@ -64,16 +64,14 @@ class Grader:
         """Grades one response."""
         answer = released_box(text)
         equal, read = (False, False) if answer is None else self.compare(answer, gold)
-        form = plain if "=" in gold else canonical  # a gold equation is no integer, whatever its right side is
         final = final_box(text)
-        vote = None if final is None else form(final)
         return Grade(
             frozen=equal,
-            strict=vote is not None and vote == form(gold),
+            strict=is_right(final, gold),
             boxed=answer is not None,
             unread=answer is not None and not read,
             extracted=final,
-            canonical=vote,
+            canonical=None if final is None else vote(final, gold),
         )
 
     def compare(self, answer: str, gold: str) -> tuple[bool, bool]:
