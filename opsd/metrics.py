@@ -42,10 +42,13 @@ def token_metrics(batches: Sequence[MicroBatch], diagnostics: Sequence[Tensor]) 
     gap_N = (columns["teacher_logp"] - columns["student_logp"]).abs()
     metrics["train/teacher_gap"] = float(gap_N.mean())
     metrics["train/teacher_gap_first"] = float(gap_N[index_N < FIRST_TOKENS].mean())
-    cosine_N = columns["cosine"][~columns["cosine"].isnan()]
-    if len(cosine_N):
-        metrics["train/cosine_median"] = float(cosine_N.median())
-        metrics["train/cosine_negative"] = float((cosine_N < 0).double().mean())
+    defined_N = ~columns["cosine"].isnan()
+    # an uncapped token has cosine 1, so that the many on which both sides agree hide the few that clipping is about
+    for name, of_N in (("cosine", defined_N), ("cosine_clipped", defined_N & (columns["clipped_tokens"] > 0))):
+        cosine_N = columns["cosine"][of_N]
+        if len(cosine_N):
+            metrics[f"train/{name}_median"] = float(cosine_N.median())
+            metrics[f"train/{name}_negative"] = float((cosine_N < 0).double().mean())
     sampler_gap_N = (columns["raw_logp"] - raw_N).abs()
     metrics["rollout/sampler_gap"] = float(sampler_gap_N.mean())
     metrics["rollout/sampler_gap_max"] = float(sampler_gap_N.max())

@@ -93,11 +93,12 @@ def out_of_time(parts: Parts) -> bool:
 
 
 def warn_of_turned_gradients(parts: Parts, report: StepReport) -> None:
-    """Once: clipping points most tokens' gradients away from the teacher (arXiv 2601.18734's pointwise clipping can)."""
-    share = report.metrics.get("train/cosine_negative", 0.0)
+    """Once: clipping turns the gradient of most of the tokens it touches (arXiv 2601.18734's pointwise clipping can)."""
+    share = report.metrics.get("train/cosine_clipped_negative", 0.0)
     if share > 0.5 and not parts.warned:
         parts.warned = True
         parts.terminal.say(
             f"warning: at step {report.step} clipping={parts.run.clipping.name} turns the gradient of {share:.0%} of the tokens "
-            "against the unclipped one: the model may be trained away from its teacher; set clipping=rescale, or a larger clip"
+            "that it caps against their unclipped one: the model may be trained away from its teacher; set clipping=rescale, or a "
+            "larger clip"
         )

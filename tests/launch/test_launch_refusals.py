@@ -106,6 +106,23 @@ def test_a_database_that_is_none(capsys: pytest.CaptureFixture[str], somewhere: 
     assert "file is not a database" in message and "make sure that the file is there, writable" in message
 
 
+@pytest.mark.parametrize("uri", ["foo://bar", "file:///tmp/mlruns", "sqlite:////proc/1/mlflow.db"])
+def test_what_is_no_store(uri: str, capsys: pytest.CaptureFixture[str], somewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    message = refused([], capsys, somewhere)
+    assert message.startswith(f"MLFLOW_TRACKING_URI={uri}: ") and len(message.splitlines()) == 1
+
+
+def test_config_files_of_ones_own(capsys: pytest.CaptureFixture[str], somewhere: Path) -> None:
+    (somewhere / "mine" / "experiment").mkdir(parents=True)
+    (somewhere / "mine" / "experiment" / "torn.yaml").write_text("# @package _global_\ntrain: [\n")
+    (somewhere / "mine" / "experiment" / "lost.yaml").write_text("train:\n  lr: 1.0e-4\n")
+    message = refused(["--config-dir", "mine", "experiment=torn"], capsys, somewhere)
+    assert message.startswith(f"{somewhere}/mine/experiment/torn.yaml: line 3 is not YAML (")
+    message = refused(["--config-dir", "mine", "experiment=lost"], capsys, somewhere)
+    assert message == "experiment=train: changes nothing where it stands; begin the experiment's file with `# @package _global_`."
+
+
 def test_one_broken_point_stops_the_sweep_before_anything_is_made(capsys: pytest.CaptureFixture[str], somewhere: Path) -> None:
     message = refused(["-m", "loss=jsd", "clip=0.1,-1,0.2,abc"], capsys, somewhere)
     first, *listed = message.splitlines()
