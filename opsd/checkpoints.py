@@ -13,6 +13,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,6 +118,17 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+@contextmanager
+def damage_told(checkpoint: Path) -> Iterator[None]:
+    """A file of a checkpoint that cannot be read any more, as one message with the way out."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (json.JSONDecodeError, SafetensorError) as error:
+        raise ValueError(f"checkpoint={checkpoint}: is damaged ({error}); remove it, and the one before it is used.") from error
+
+
 def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step_"))
 
@@ -126,7 +139,8 @@ def read_progress(checkpoint: Path, *, expected: Progress | None = None) -> Prog
     Raises:
         ValueError: of another format; or of another MLflow run, engine or problem set than `expected`.
     """
-    values = json.loads((checkpoint / "state.json").read_text())
+    with damage_told(checkpoint):
+        values = json.loads((checkpoint / "state.json").read_text())
     if values.get("format") != FORMAT:
         raise ValueError(
             f"checkpoint={checkpoint}: its format is {values.get('format')}, this opsd reads {FORMAT}; use the opsd that wrote it."
@@ -146,9 +160,11 @@ def restore(checkpoint: Path, *, loaded: LoadedModel) -> dict[str, dict[str, Ten
     import torch
     from safetensors.torch import load_file
 
-    load_weights(weights(checkpoint), loaded)
+    with damage_told(checkpoint):
+        load_weights(weights(checkpoint), loaded)
+        tensors = load_file(checkpoint / "state.safetensors")
     groups: dict[str, dict[str, Tensor]] = {}
-    for entry, value in load_file(checkpoint / "state.safetensors").items():
+    for entry, value in tensors.items():
         group, name = entry.split("/", 1)
         groups.setdefault(group, {})[name] = value
     generator = groups.pop("generator")

@@ -129,6 +129,7 @@ class Tracking:
 
 PLAIN = {"train": Train, "launcher": Launcher, "tracking": Tracking}  # groups with one class whatever the option
 GROUPS = (*FOLDERS, *PLAIN)
+RECIPES = ("experiment", "sweep", "debug")  # whose files set values of other groups
 
 
 @dataclass(kw_only=True, slots=True)
@@ -195,6 +196,12 @@ def to_run(cfg: DictConfig) -> Run:
             raise ValueError(f"{group}=null: every run needs a {group}; {HELP}.")
     check_clip(values.get("clip"))
     own = {key: value for key, value in values.items() if key not in GROUPS}
+    for group in RECIPES:
+        if isinstance(own.get(group), dict):
+            first = "# @package _global_"
+            raise ValueError(
+                f"{group}={', '.join(own[group])}: changes nothing where it stands; begin the {group}'s file with `{first}`."
+            )
     root = typed(Root, own, where="", option="the root config")
     options = {group: to_option(group, values[group]) for group in GROUPS}
     run = Run(**{field.name: getattr(root, field.name) for field in fields(Root)}, **options, warnings=[])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -81,6 +82,8 @@ def explain(error: Exception) -> str:
     """The message of a failure; the traceback of an unexpected one goes to standard error."""
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which only a process that has imported torch can raise
         return f"{error}; lower train.micro_tokens, train.chunk_tokens or rollout.cache_tokens (resume= takes them)"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{error.filename or 'the run directory'}: cannot be written ({error.strerror}); free space there"
     if not isinstance(error, EXPECTED):
         traceback.print_exception(error)
     return str(error) or type(error).__name__

@@ -20,14 +20,16 @@ def compare_prompts(parts: Parts) -> None:
     """Says once, and tags the run with, whether the student trains on the very prompt that the evaluation asks with.
 
     Where it does not, a gain in training need not show in the score: long rollouts have turned it into a loss.
+
+    Raises:
+        ValueError: no problem fits the context, which shows here before anything is sampled.
     """
     run, tokenizer = parts.run, parts.loaded.tokenizer
     if not run.eval.enabled:
         return
-    problem = parts.stream.problems[0]
-    prompt = parts.stream.render(problem)
-    asked = chat.render(tokenizer, run.eval.prompt_text(problem), thinking=run.eval.thinking)
-    same = prompt is not None and prompt.student_ids == asked
+    prompt = parts.stream.first()
+    asked = chat.render(tokenizer, run.eval.prompt_text(prompt.problem), thinking=run.eval.thinking)
+    same = prompt.student_ids == asked
     parts.tracker.tag({"student_prompt_is_eval_prompt": str(same).lower()})
     if same:
         parts.terminal.say(f"prompt={run.prompt.name}: the student's prompt is token for token that of eval={run.eval.name}")

@@ -282,7 +282,7 @@ def record_failure(run_dir: Path, error: Exception, parts: Parts | None = None) 
     latest = checkpoints.latest(run_dir)
     if latest is not None:
         remedy = "start a new run with a lower train.lr or train.max_grad_norm" if spoilt else go_on(run_dir)
-        message += f"; {latest.name} is saved; {remedy}"
+        message = f"{message.rstrip('.')}; {latest.name} is saved; {remedy}"
     fail(message)
     attempt(partial(write_result, run_dir, {"status": "failed", "message": message}))
     if parts is not None:

@@ -46,11 +46,26 @@ class ProblemStream:
             dropped += 1
             in_a_row += 1
             if in_a_row == len(self.problems):
-                raise ValueError(
-                    f"data: all {len(self.problems)} problems are too long for the context; lower rollout.max_len, "
-                    "raise model.context, or set prompt.too_long=shorten."
-                )
+                raise self._none_fits()
         return prompts, dropped
+
+    def first(self) -> Prompt:
+        """The first prompt, in the data's own order, that fits.
+
+        Raises:
+            ValueError: none does.
+        """
+        for problem in self.problems:
+            prompt = self.render(problem)
+            if prompt is not None:
+                return prompt
+        raise self._none_fits()
+
+    def _none_fits(self) -> ValueError:
+        return ValueError(
+            f"data: all {len(self.problems)} problems are too long for the context beside rollout.max_len; lower that, raise "
+            "model.context, or keep prompt.too_long=shorten, which cuts solutions but never a problem."
+        )
 
     def _next(self) -> Problem:
         epoch, place = divmod(self.position, len(self.problems))

@@ -49,9 +49,7 @@ def client(uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("DO_NOT_TRACK", "true")
-    os.environ.setdefault(
-        "MLFLOW_LOGGING_LEVEL", "CRITICAL"
-    )  # it logs a database's failure with pages of traceback, then raises it
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")  # pages of traceback of whatever it also raises
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     import mlflow
 
@@ -91,15 +89,17 @@ def prepare(experiment: str) -> Store:
         TrackingError: the store cannot be reached or written.
     """
     uri = store_uri()
-    if "://" not in uri:
+    if "://" not in uri or uri.startswith("file:"):
         raise TrackingError(
             f"MLFLOW_TRACKING_URI={uri}: MLflow keeps no runs in plain directories any more; set sqlite:///FILE.db or a server's "
             "address."
         )
-    mlflow = client(uri)
     with explained("reaching the tracking store", uri):
         if uri.startswith("http"):
             answers(uri)
+        if uri.startswith("sqlite:///"):
+            opens(Path(uri.removeprefix("sqlite:///")))
+        mlflow = client(uri)
         found = mlflow.get_experiment_by_name(experiment)
         if found is None:
             artifacts = Path(uri.removeprefix("sqlite:///")).parent / "mlartifacts" if uri.startswith("sqlite:///") else None
@@ -109,6 +109,13 @@ def prepare(experiment: str) -> Store:
         if found.lifecycle_stage == "deleted":
             mlflow.restore_experiment(found.experiment_id)
         return Store(uri=uri, experiment_id=found.experiment_id)
+
+
+def opens(file: Path) -> None:
+    """Asks whether a database can be written, which MLflow tries fifteen times over before it says no."""
+    standing = next(path for path in (file, *file.absolute().parents) if path.exists())
+    if not os.access(standing, os.W_OK):
+        raise OSError(f"{standing} cannot be written")
 
 
 def answers(uri: str) -> None:

@@ -19,9 +19,9 @@ from opsd.launch.errors import explain
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-PATHS = re.compile(
-    r"(resume|checkpoint|output_root|[\w.]+\.path)=([^'\"\\,\[{]*[=() ][^'\"\\,]*)"
-)  # values that Hydra would take apart
+PATHS = re.compile(  # values that Hydra would take apart
+    r"(resume|checkpoint|output_root|name|[\w.]+\.(?:path|experiment))=([^'\"\\,\[{]*(?:[=() ~#;&!]|[^\x00-\x7f])[^'\"\\,]*)"
+)
 TAKE_A_VALUE = (
     "--cfg",
     "-c",
@@ -134,11 +134,10 @@ def check_switches(argv: list[str]) -> None:
             written = argument.lstrip("-") if joined else f"{argument.lstrip('-')}=VALUE"
             raise ValueError(f"{argument}: there is no such switch; keys and groups are written without dashes: {written}.")
         for name, choices in CHOICES.items():
-            given = value if joined else after
-            optional = name == "--info" and not joined and (not given or given.startswith("-") or "=" in given)
-            if switch in (name, name[1:3]) and given not in choices and not optional:
-                whole = argument if joined else f"{argument} {given}".rstrip()
-                raise ValueError(f"{whole}: must be followed by one of {', '.join(choices)}.")
+            if switch in (name, name[1:3]) and (value if joined else after) not in choices:
+                raise ValueError(
+                    f"{argument}{'' if joined else f' {after}'.rstrip()}: write {name} with one of {', '.join(choices)}."
+                )
 
 
 def overrides_last(arguments: list[str]) -> list[str]:

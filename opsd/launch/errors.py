@@ -14,7 +14,10 @@ def explain(error: Exception, argv: list[str], conf: Path) -> str:
     """One message for an exception that composing raised. `conf` holds the config groups."""
     from hydra.errors import MissingConfigException, OverrideParseException
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+    from yaml import MarkedYAMLError
 
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem_mark.name}: line {error.problem_mark.line + 1} is not YAML ({error.problem}); correct the file."
     lines = str(error).strip().splitlines() or [type(error).__name__]
     cause = error.__cause__
     if isinstance(error, MissingConfigException):
@@ -30,6 +33,10 @@ def explain(error: Exception, argv: list[str], conf: Path) -> str:
         return f"{lines[0].split(chr(39))[1]}: several values; add -m to run each, or write KEY=[a,b] for a list."
     if lines[0].startswith("Sweep parameters"):
         return f"{lines[0].split(chr(39))[1]}: a sweep; add -m to run each of its values."
+    if lines[0].startswith("Could not override"):
+        group = lines[0].split(chr(39))[1]
+        given = next((argument for argument in argv if argument.partition("=")[0] == group), group)
+        return f"{given}: this command has no group {group}; leave it out. {HELP}."
     if lines[0].startswith("Multiple values for"):
         group = lines[0].split()[3].rstrip(".")
         return f"+{group}=...: {group} has an option already; replace it, {group}=OPTION without the plus sign."
