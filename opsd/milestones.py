@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opsd import chat, checkpoints
@@ -65,12 +66,25 @@ def evaluate_if_due(parts: Parts, *, last: bool) -> None:
     parts.terminal.say(f"step {step}: {report.benchmark}/{headline} {report.metrics[headline]:.1f}")
 
 
-def save(parts: Parts) -> None:
-    """A checkpoint of the step at hand, unless it exists."""
+def rollouts_file(run_dir: Path, step: int) -> Path:
+    return run_dir / "rollouts" / f"step_{step:06d}.jsonl"
+
+
+def upload_rollouts(parts: Parts, step: int) -> None:
+    """The rollouts of a step into MLflow, where they were kept."""
+    file = rollouts_file(parts.run_dir, step)
+    if file.exists():
+        parts.tracker.artifact(file, "rollouts")
+
+
+def save(parts: Parts, *, recorded: bool = True) -> None:
+    """A checkpoint of the step at hand, unless it exists. MLflow has all that came before it, unless the store is gone (`recorded`
+    false): the job that goes on sends the rest from metrics.jsonl."""
     latest = checkpoints.latest(parts.run_dir)
     if latest is not None and checkpoints.step_of(latest) == parts.progress.step:
         return
-    parts.tracker.flush()
+    if recorded:
+        parts.tracker.flush()
     now = time.monotonic()
     parts.progress.elapsed_s, parts.began = parts.progress.elapsed_s + now - parts.began, now
     groups = {"optimizer": parts.engine.state(), "teacher": parts.teacher.state()}

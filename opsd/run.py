@@ -25,15 +25,17 @@ from opsd.milestones import (
     evaluate_if_due,
     is_evaluation_due,
     out_of_time,
+    rollouts_file,
     save,
     summary,
+    upload_rollouts,
     warn_of_turned_gradients,
 )
 from opsd.seeding import derive
 from opsd.stream import ProblemStream, digest
 from opsd.terminal import Terminal
 from opsd.timing import Clock, peak_memory
-from opsd.tracking import Tracker, store_from
+from opsd.tracking import Tracker, TrackingError, store_from
 from opsd.types import LoadedModel, Request, Rollout, StepReport
 
 if TYPE_CHECKING:
@@ -168,6 +170,7 @@ def train(parts: Parts) -> dict[str, Any] | None:
         while progress.step < run.train.steps and not out_of_time(parts) and not parts.interrupt.requested:
             report = take_step(parts, progress.step + 1)
             parts.tracker.log(report.step, report.metrics, timings=report.seconds)
+            upload_rollouts(parts, report.step)
             warn_of_turned_gradients(parts, report)
             parts.terminal.step(report.step, run.train.steps, report.metrics, report.seconds["time/tokens_per_s"])
             if report.step % run.train.save_every == 0 or is_evaluation_due(run, report.step):
@@ -242,7 +245,7 @@ def describe(parts: Parts, step: int, rollouts: list[Rollout], batches: list[Any
     metrics = token_metrics(batches, diagnostics)
     metrics |= rollout_metrics(rollouts, boxed=[box is not None for box in boxes], correct=correct)
     if step == 1 or step % parts.run.train.log_every == 0:
-        file = parts.run_dir / "rollouts" / f"step_{step:06d}.jsonl"
+        file = rollouts_file(parts.run_dir, step)
         file.parent.mkdir(exist_ok=True)
         rows = [
             {
@@ -257,7 +260,6 @@ def describe(parts: Parts, step: int, rollouts: list[Rollout], batches: list[Any
             for rollout, verdict in zip(rollouts, correct, strict=True)
         ]
         file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-        parts.tracker.artifact(file, "rollouts")
     return metrics
 
 
@@ -279,6 +281,8 @@ def record_failure(run_dir: Path, error: Exception, parts: Parts | None = None) 
         message = f"after step {parts.progress.step}: {message}"
         if spoilt:
             attempt(partial(keep_finite, parts))
+        elif isinstance(error, TrackingError):  # between two steps: the training itself is sound
+            attempt(partial(save, parts, recorded=False))
     latest = checkpoints.latest(run_dir)
     if latest is not None:
         remedy = "start a new run with a lower train.lr or train.max_grad_norm" if spoilt else go_on(run_dir)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-EVALUATION = "time/evaluation_s"  # the timing that marks an evaluation's line
+OBJECTIVE, EVALUATION = "train/objective", "time/evaluation_s"  # what every step's, every evaluation's line has
 UI_ADDRESS = "http://127.0.0.1:5000"
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # the UI's view for training, not for prompts and traces
 FLUSH_S = 2.0  # metrics are sent in one call at most this often, and before every checkpoint and exit
@@ -213,19 +213,23 @@ class Tracker:
             import mlflow
 
             mlflow.start_run(run_id=run_id, log_system_metrics=system_metrics)
-            self.sent_step = max(self._steps("train/objective"), default=0)
-            sent = self._steps(EVALUATION)
+            self.sent = {key: self._steps(key) for key in (OBJECTIVE, EVALUATION)}
         self.ended = False
         atexit.register(self._abandon)  # runs before MLflow's own handler, which would call the run FINISHED
-        for line in self.lines:  # an evaluation that was on the disk and not yet in MLflow when its job died
-            if EVALUATION in line["timings"] and line["step"] not in sent:
-                values = {key: value for key, value in line.items() if key not in ("step", "timings")}
-                self.pending.append((line["step"], values | line["timings"]))
+        for line in self.lines:
+            self._send(line)
         self.flush()
 
     def _steps(self, metric: str) -> set[int]:
         """The steps that MLflow has a metric for."""
         return {entry.step for entry in self.mlflow.get_metric_history(self.run_id, metric)}
+
+    def _send(self, line: dict[str, Any]) -> None:
+        """Queues a line for MLflow, unless an earlier job that took the same step has sent it."""
+        mark = EVALUATION if EVALUATION in line["timings"] else OBJECTIVE
+        if line["step"] not in self.sent[mark]:
+            values = {key: value for key, value in line.items() if key not in ("step", "timings")}
+            self.pending.append((line["step"], values | line["timings"]))
 
     def _abandon(self) -> None:
         """The process ends and nobody has said how the run did."""
@@ -240,8 +244,7 @@ class Tracker:
         with self.file.open("a") as out:
             out.write(json.dumps(line) + "\n")
         self.lines.append(line)
-        if step > self.sent_step or "train/objective" not in metrics:
-            self.pending.append((step, {**metrics, **timings}))
+        self._send(line)
         if time.monotonic() - self.flushed_at > FLUSH_S:
             self.flush()
 

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -276,3 +277,39 @@ def test_the_student_learns(store, tmp_path):
     assert result["difference"]["low"] > 25
     rows = lines(the_run(tmp_path))
     assert rows[-2]["train/divergence"] < rows[1]["train/divergence"] / 5
+
+
+def test_a_store_that_goes_away_costs_no_step(tmp_path):
+    """The run stops rather than train unrecorded, saves the step it is at, and the next job sends what MLflow missed."""
+    store = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "launch.py"), *BUSY, "train.steps=5000", "train.save_every=5000", "name=r"],
+        cwd=tmp_path,
+        env=environment(store),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_for_step(tmp_path, 3, process)
+    holder = sqlite3.connect(tmp_path / "mlflow.db", isolation_level=None, timeout=30)
+    holder.execute("BEGIN EXCLUSIVE")
+    run_dir = the_run(tmp_path)
+    result = run_dir / "result.json"
+    deadline = time.monotonic() + 150
+    while not result.exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    holder.execute("ROLLBACK")
+    output, _ = process.communicate(timeout=150)
+    assert process.returncode == 1, output
+    assert "Traceback" not in output
+    step = lines(run_dir)[-1]["step"]
+    last = sorted((run_dir / "checkpoints").glob("step_*"))[-1]
+    assert last.name == f"step_{step:06d}"
+    resumed = launch(tmp_path, store, f"resume={run_dir}", f"train.steps={step + 2}")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+
+    from opsd.tracking import client
+
+    entry = json.loads((run_dir / "launch.json").read_text())["mlflow"]
+    history = client(store).get_metric_history(entry["run_id"], "train/objective")
+    assert sorted(metric.step for metric in history) == list(range(1, step + 3))

@@ -84,20 +84,19 @@ def paired_difference(before_P: Sequence[float], after_P: Sequence[float]) -> Pa
     """Student's t on the P differences of solve rates (shares, not percent): interval and p-value of one test, so that they agree.
 
     The differences are means over a problem's samples and there are dozens of them, so that t is accurate; a permutation of signs
-    would give a p-value of the same size and no interval. Where all differences are equal there is no spread to test against: the
-    interval is the point itself, and p is 1 at zero, otherwise that of all signs agreeing by chance, 2^(1 - P).
-
-    One problem says nothing about others: its interval is the whole range, its p is 1.
+    would give a p-value of the same size and no interval. Where all differences are equal there is no spread to test against: by
+    the rule of three (P cases without an exception leave exceptions a share of up to 3/P, at 95%), each worth 100 points at most,
+    the interval reaches 300 / P points to either side; p is 1 at zero, otherwise that of all signs agreeing by chance, 2^(1 - P).
     """
     from scipy.stats import ttest_rel
 
     differences_P = [100 * (after - before) for before, after in zip(before_P, after_P, strict=True)]
     mean = fmean(differences_P)
-    if len(differences_P) == 1:
-        return PairedDifference(mean=mean, low=-100.0, high=100.0, p_value=1.0, num_problems=1)
     if max(differences_P) - min(differences_P) < 1e-9:
         p_value = 1.0 if abs(mean) < 1e-9 else 2.0 ** (1 - len(differences_P))
-        return PairedDifference(mean=mean, low=mean, high=mean, p_value=p_value, num_problems=len(differences_P))
+        reach = 300 / len(differences_P)
+        low, high = max(-100.0, mean - reach), min(100.0, mean + reach)
+        return PairedDifference(mean=mean, low=low, high=high, p_value=p_value, num_problems=len(differences_P))
     test = ttest_rel(differences_P, [0.0] * len(differences_P))
     low, high = test.confidence_interval(CONFIDENCE)
     return PairedDifference(

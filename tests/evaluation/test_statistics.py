@@ -91,9 +91,11 @@ def test_paired_difference_by_hand():
 
 def test_paired_difference_without_spread():
     same = paired_difference([0.5, 0.25, 0.0], [0.5, 0.25, 0.0])
-    assert (same.mean, same.low, same.high, same.p_value) == (0, 0, 0, 1)
+    assert (same.mean, same.low, same.high, same.p_value) == (0, -100, 100, 1)
+    many = paired_difference([0.5] * 60, [0.5] * 60)
+    assert (many.mean, many.low, many.high, many.p_value) == (0, -5, 5, 1)
     shifted = paired_difference([0.1, 0.2, 0.3], [0.6, 0.7, 0.8])
-    assert (shifted.mean, shifted.low, shifted.high) == pytest.approx((50, 50, 50))
+    assert (shifted.mean, shifted.low, shifted.high) == pytest.approx((50, -50, 100))
     assert shifted.p_value == 0.25  # three signs agree by chance one time in four
     alone = paired_difference([0.5], [0.75])
     assert (alone.mean, alone.low, alone.high, alone.p_value) == (25, -100, 100, 1)
