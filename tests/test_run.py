@@ -162,6 +162,10 @@ def test_killed_at_a_random_step_and_resumed_is_bitwise_the_same(adapters, store
     resumed = launch(cut, store, f"resume={run_dir}")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert lines(run_dir) == lines(the_run(whole)), f"killed after step {kill_after}"
+    for row in lines(run_dir):
+        if "train/objective" in row:  # each step was sampled from the weights after the step before it, also right after the resume
+            assert row["rollout/weights_version"] == row["step"] - 1
+            assert row["rollout/sampler_gap_max"] < 1e-4
     assert final_bytes(run_dir) == final_bytes(the_run(whole)), f"killed after step {kill_after}"
 
     from opsd.tracking import client
