@@ -54,6 +54,13 @@ def latest(run_dir: Path) -> Path | None:
     return found[-1] if found else None
 
 
+def go_on(run_dir: Path) -> str:
+    """What to do with a run that has stopped."""
+    if latest(run_dir) is None:
+        return "before the first checkpoint: start the run anew"
+    return f"go on with: python launch.py resume={run_dir}"
+
+
 def weights(checkpoint: Path) -> Path:
     """The directory that holds a checkpoint's weights.
 
@@ -79,7 +86,7 @@ def save(run_dir: Path, progress: Progress, *, loaded: LoadedModel, groups: dict
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    final = folder(run_dir) / f"step_{progress.step:06d}"
+    final = folder(run_dir) / step_name(progress.step)
     part = final.with_name(f".{final.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
@@ -127,6 +134,11 @@ def damage_told(checkpoint: Path) -> Iterator[None]:
         yield
     except (json.JSONDecodeError, SafetensorError) as error:
         raise ValueError(f"checkpoint={checkpoint}: is damaged ({error}); remove it, and the one before it is used.") from error
+
+
+def step_name(step: int) -> str:
+    """What everything that belongs to a step is called."""
+    return f"step_{step:06d}"
 
 
 def step_of(checkpoint: Path) -> int:

@@ -20,6 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
 from opsd.batching import Reduction
+from opsd.files import write_whole
+from opsd.hub import is_hub_id
 from opsd.registry import FOLDERS, lookup
 from opsd.typed import spelled, typed
 
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 FORMAT = 1  # of a frozen config; raised when an older one would be read wrongly
 HELP = "`python launch.py --help` lists groups and options"
 DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 SECRET_KEY = re.compile(r"(^|[._])(password|passwd|secret|token|api_?key|access_?key|credentials?)$", re.I)
 SECRET_VALUE = re.compile(r"^(hf_|sk-)\w{16,}$|://[^/@\s]+:[^/@\s]+@")
 SHORT = {  # the columns that MLflow shows first, and the config key behind each
@@ -329,15 +330,13 @@ def freeze(cfg: DictConfig, path: Path) -> None:
     for group in FOLDERS:
         if isinstance(values[group].get("path"), str):
             values[group]["path"] = absolute(values[group]["path"])
-    part = path.with_name(path.name + ".part")
-    part.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120))
-    part.replace(path)
+    write_whole(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120))
 
 
 def absolute(path: str) -> str:
     """A local path made absolute; what exists nowhere here and looks like a hub id stays."""
     local = Path(path).expanduser()
-    if not local.exists() and HUB_ID.fullmatch(path):
+    if not local.exists() and is_hub_id(path):
         return path
     return str(local.absolute())
 
@@ -383,7 +382,7 @@ def params(cfg: DictConfig) -> dict[str, str]:
     rest = {key: value for key, value in flat.items() if key not in SHORT.values() and key not in NOT_PARAMS}
     shown = {}
     for key, value in (named | rest).items():
-        text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        text = spelled(value)
         if not SECRET_KEY.search(key) and not SECRET_VALUE.search(text):
             shown[key] = text if len(text) <= MAX_PARAM_CHARS else text[: MAX_PARAM_CHARS - 40] + f" ... ({len(text)} characters)"
     return shown

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import signal
 import socket
@@ -13,9 +12,9 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-INTERRUPTED = 130  # exit status after Ctrl-C or SIGTERM
+REFUSED, INTERRUPTED = 2, 130  # exit status of a command that starts nothing, and after Ctrl-C or SIGTERM
+RESULT = "result.json"
 
 
 class NonFinite(RuntimeError):
@@ -87,10 +86,3 @@ def explain(error: Exception) -> str:
     if not isinstance(error, EXPECTED):
         traceback.print_exception(error)
     return str(error) or type(error).__name__
-
-
-def write_result(run_dir: Path, result: dict[str, Any]) -> None:
-    """result.json, whole or not at all."""
-    part = run_dir / "result.json.part"
-    part.write_text(json.dumps(result, indent=1) + "\n")
-    part.replace(run_dir / "result.json")

@@ -9,6 +9,11 @@ TIMEOUT_S = 5.0  # the probe's; a hub that takes longer counts as out of reach
 IDENTIFIER = re.compile(r"[\w.-]+/[\w.-]+")  # owner/name
 
 
+def is_hub_id(text: str) -> bool:
+    """Whether a path that exists nowhere here can be meant for the hub: what looks like a local path never is."""
+    return not text.startswith((".", "/", "~")) and IDENTIFIER.fullmatch(text) is not None
+
+
 def snapshot(
     repo: str, *, repo_type: str, revision: str | None, patterns: list[str] | None, needs: str | None, key: str, remedy: str
 ) -> Path:

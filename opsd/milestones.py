@@ -57,17 +57,21 @@ def evaluate_if_due(parts: Parts, *, last: bool) -> None:
         run.eval, loaded=parts.loaded, sampler=parts.sampler, seed=run.seed, step=step, on_progress=parts.terminal.say
     )
     parts.interrupt.at_once = False
-    directory = parts.run_dir / "evaluations" / f"step_{step:06d}"
+    directory = evaluation_dir(parts.run_dir, step)
     save_report(report, directory)
-    parts.tracker.artifact(directory / "samples.jsonl", f"evaluations/step_{step:06d}")
+    parts.tracker.artifact(directory / "samples.jsonl", f"evaluations/{directory.name}")
     parts.tracker.log(step, metrics_of(report), timings={EVALUATION: time.perf_counter() - began})
     parts.tracker.flush()
     headline = f"avg_at_{report.k}"
     parts.terminal.say(f"step {step}: {report.benchmark}/{headline} {report.metrics[headline]:.1f}")
 
 
+def evaluation_dir(run_dir: Path, step: int) -> Path:
+    return run_dir / "evaluations" / checkpoints.step_name(step)
+
+
 def rollouts_file(run_dir: Path, step: int) -> Path:
-    return run_dir / "rollouts" / f"step_{step:06d}.jsonl"
+    return run_dir / "rollouts" / f"{checkpoints.step_name(step)}.jsonl"
 
 
 def upload_rollouts(parts: Parts, step: int) -> None:
@@ -96,7 +100,7 @@ def summary(parts: Parts) -> dict[str, Any]:
     run, step = parts.run, parts.progress.step
     result: dict[str, Any] = {"status": "finished", "step": step, "message": None}
     if run.eval.enabled:
-        before, after = (load_report(parts.run_dir / "evaluations" / f"step_{at:06d}") for at in (0, step))
+        before, after = (load_report(evaluation_dir(parts.run_dir, at)) for at in (0, step))
         metric = f"avg_at_{after.k}"
         result |= {"benchmark": after.benchmark, "metric": metric, "before": before.metrics[metric], "after": after.metrics[metric]}
         result["difference"] = asdict(compare(before, after))

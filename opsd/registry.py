@@ -7,7 +7,6 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 FOLDERS = {
     "model": "models",
@@ -68,8 +67,3 @@ def lookup(group: str, kind: str) -> type:
             raise ValueError(f"{group}.kind={kind}: there is no opsd/{FOLDERS[group]}/{kind}.py; {hint}")
         importlib.import_module(f"opsd.{FOLDERS[group]}.{kind}")
     return _TABLE[group, kind]
-
-
-def option_values(option: Any) -> dict[str, Any]:
-    """The plain values of an option, in the order in which its class declares them."""
-    return {field.name: getattr(option, field.name) for field in fields(option)}

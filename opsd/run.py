@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from opsd import batching, checkpoints, config
 from opsd.checkpoints import Progress
 from opsd.config import Run, Schedule, Train
-from opsd.endings import INTERRUPTED, Interrupt, NonFinite, attempt, explain, fail, only_job, write_result
+from opsd.endings import INTERRUPTED, RESULT, Interrupt, NonFinite, attempt, explain, fail, only_job
 from opsd.engines.base import AdamW
+from opsd.files import write_json
 from opsd.milestones import (
     compare_prompts,
     evaluate_if_due,
@@ -35,7 +36,7 @@ from opsd.seeding import derive
 from opsd.stream import ProblemStream, digest
 from opsd.terminal import Terminal
 from opsd.timing import Clock, peak_memory
-from opsd.tracking import Tracker, TrackingError, store_from
+from opsd.tracking import Tracker, TrackingError, recorded_in
 from opsd.types import LoadedModel, Request, Rollout, StepReport
 
 if TYPE_CHECKING:
@@ -90,16 +91,11 @@ def run_job(run_dir: Path) -> int:
     except Exception as error:  # the one place where a job's failures end: each is told and recorded, none is swallowed
         return record_failure(run_dir, error, parts)
     if result is not None:
-        write_result(run_dir, result)
+        write_json(run_dir / RESULT, result)
         return 0
     latest = checkpoints.latest(run_dir)
-    where = "before the first checkpoint: start the run anew" if latest is None else f"{latest.name} is saved: {go_on(run_dir)}"
-    fail(f"interrupted; {where}")
+    fail("interrupted; " + ("" if latest is None else f"{latest.name} is saved: ") + checkpoints.go_on(run_dir))
     return INTERRUPTED
-
-
-def go_on(run_dir: Path) -> str:
-    return f"go on with: python launch.py resume={run_dir}"
 
 
 def build(run: Run, run_dir: Path, interrupt: Interrupt) -> Parts:
@@ -111,7 +107,7 @@ def build(run: Run, run_dir: Path, interrupt: Interrupt) -> Parts:
     began, terminal = time.monotonic(), Terminal(every=run.train.log_every)
     torch.set_num_threads(run.threads)
     torch.manual_seed(derive(run.seed, "torch"))
-    store, run_id = store_from(json.loads((run_dir / "launch.json").read_text()))
+    store, run_id = recorded_in(run_dir)
     problems = run.data.load(seed=run.seed)
     loaded = run.model.load(seed=run.seed, device=run.engine.device)
     stream = ProblemStream(
@@ -285,10 +281,10 @@ def record_failure(run_dir: Path, error: Exception, parts: Parts | None = None) 
             attempt(partial(save, parts, recorded=False))
     latest = checkpoints.latest(run_dir)
     if latest is not None:
-        remedy = "start a new run with a lower train.lr or train.max_grad_norm" if spoilt else go_on(run_dir)
+        remedy = "start a new run with a lower train.lr or train.max_grad_norm" if spoilt else checkpoints.go_on(run_dir)
         message = f"{message.rstrip('.')}; {latest.name} is saved; {remedy}"
     fail(message)
-    attempt(partial(write_result, run_dir, {"status": "failed", "message": message}))
+    attempt(partial(write_json, run_dir / RESULT, {"status": "failed", "message": message}))
     if parts is not None:
         attempt(partial(parts.tracker.close, "FAILED"))
     return 1

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opsd.files import write_whole
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
@@ -299,10 +301,13 @@ def cut_back(file: Path, step: int) -> list[dict[str, Any]]:
             break
         if line["step"] <= step:
             kept.append(line)
-    part = file.with_name(file.name + ".part")
-    part.write_text("".join(json.dumps(line) + "\n" for line in kept))
-    part.replace(file)
+    write_whole(file, "".join(json.dumps(line) + "\n" for line in kept))
     return kept
+
+
+def recorded_in(run_dir: Path) -> tuple[Store, str]:
+    """The store and the run id of a run directory."""
+    return store_from(json.loads((run_dir / "launch.json").read_text()))
 
 
 def store_from(launch: dict[str, Any]) -> tuple[Store, str]:

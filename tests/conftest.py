@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +111,13 @@ def random_model(tokenizer) -> LoadedModel:
         lora=False,
         device=torch.device("cpu"),
     )
+
+
+@pytest.fixture(params=["closed", "silent"])
+def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A hub address that refuses every connection, and one that takes it and never says a word."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        if request.param == "silent":
+            listener.listen(64)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -100,16 +98,6 @@ def test_each_mistake_is_one_message_with_place_and_remedy(tmp_path: Path):
     (tmp_path / "wide").write_bytes('{"problem": "x", "solution": "y"}\n'.encode("utf-16"))
     assert "line 1 is not UTF-8" in message(str(tmp_path / "wide"))
     assert "eval.columns.answer" in message(file({"problem": "x"}), key="eval.path", required=("answer",))
-
-
-@pytest.fixture(params=["closed", "silent"])
-def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A hub address that refuses every connection, and one that takes it and never says a word."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        if request.param == "silent":
-            listener.listen(64)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 def run_read_hub(endpoint: str, home: Path) -> tuple[str, float]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opsd import checkpoints
-from opsd.endings import INTERRUPTED
+from opsd.endings import INTERRUPTED, RESULT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,7 @@ def dispatch(jobs: list[Job], *, command: Callable[[Path], list[str]] = command)
 
 def start(job: Job, arguments: list[str]) -> Outcome:
     """One job, to its end. Ctrl-C, SIGTERM and the end of the terminal reach it once, as Ctrl-C: it saves, exits, is waited for."""
-    result = job.run_dir / "result.json"
+    result = job.run_dir / RESULT
     result.unlink(missing_ok=True)  # of the run before a resume
     source = str(Path(__file__).parents[2])
     path = os.pathsep.join(part for part in (source, os.environ.get("PYTHONPATH")) if part)
@@ -66,8 +66,7 @@ def start(job: Job, arguments: list[str]) -> Outcome:
             process.send_signal(signal.SIGINT)
         status = process.wait()
     left = json.loads(result.read_text()) if result.exists() else {}
-    resumable = checkpoints.latest(job.run_dir) is not None
-    go_on = f"go on with: python launch.py resume={job.run_dir}" if resumable else "before the first checkpoint: start the run anew"
+    go_on = checkpoints.go_on(job.run_dir)
     if signals or status == INTERRUPTED:
         if left.get("status") == "finished":
             return Outcome(status="finished", message=None, result=left)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opsd.endings import INTERRUPTED
+from opsd.endings import INTERRUPTED, REFUSED
 from opsd.launch.errors import of_system
 from opsd.launch.help import HELP_FLAGS, help_text
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from opsd.launch.local import Outcome
     from opsd.launch.plan import Job
 
-REFUSED = 2
 EXAMPLES = """\
   python launch.py                                          the embedded model on arithmetic, about 100 steps
   python launch.py debug=smoke                              the same in seconds

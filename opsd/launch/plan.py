@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from opsd.config import Run, check_inputs, freeze, params, to_run
 from opsd.endings import attempt
+from opsd.files import write_json
 from opsd.launch.compose import Point
 
 if TYPE_CHECKING:
@@ -169,13 +170,6 @@ def create(points: list[Point], runs: list[Run], *, argv: list[str]) -> list[Job
             raise ValueError(f"output_root={root}: cannot be written ({error.strerror}); give another directory.") from error
         raise
     return jobs
-
-
-def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(values, indent=1) + "\n")
-    part.replace(path)
 
 
 def provenance(argv: list[str], sweep: str | None) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from opsd.config import Schedule, check_inputs, freeze, frozen, to_run
-from opsd.endings import only_job
+from opsd.endings import RESULT, only_job
+from opsd.files import write_json
 from opsd.launch.compose import Point
-from opsd.launch.plan import Job, write_json
+from opsd.launch.plan import Job
 
 RESUMABLE = ("train.steps", "train.max_time", "train.save_every", "train.keep", "train.log_every")
 ROUNDING = ("train.micro_tokens", "train.chunk_tokens", "rollout.max_rows", "rollout.cache_tokens", "engine.gradient_checkpointing")
@@ -26,7 +27,7 @@ def resumed(points: list[Point]) -> tuple[Job, DictConfig]:
         ValueError: the directory is no run, holds no checkpoint, is finished, or an override would change the experiment.
     """
     from opsd import checkpoints
-    from opsd.tracking import store_from
+    from opsd.tracking import recorded_in
 
     point = points[0]
     run_dir = Path(point.cfg.resume).expanduser().absolute()
@@ -47,14 +48,13 @@ def resumed(points: list[Point]) -> tuple[Job, DictConfig]:
     latest = checkpoints.latest(run_dir)
     if latest is None:
         raise ValueError(f"resume={run_dir}: holds no checkpoint to go on from; start the run anew.")
-    step, done = checkpoints.read_progress(latest).step, run_dir / "result.json"
+    step, done = checkpoints.read_progress(latest).step, run_dir / RESULT
     if run.train.steps < step:
         raise ValueError(f"train.steps={run.train.steps}: the run has taken {step} steps already; give more.")
     if run.train.steps == step and done.exists() and json.loads(done.read_text())["status"] == "finished":
         raise ValueError(f"resume={run_dir}: finished, all {step} steps are taken; add train.steps=N with a larger N to go on.")
     with only_job(run_dir):  # refuses while another job holds the directory
-        launch = json.loads((run_dir / "launch.json").read_text())
-    store, run_id = store_from(launch)
+        store, run_id = recorded_in(run_dir)
     return Job(run_dir=run_dir, run=run, overrides=changed, store=store, run_id=run_id), cfg
 
 

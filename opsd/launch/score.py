@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opsd.endings import explain, fail
+from opsd.endings import INTERRUPTED, REFUSED, explain, fail
 from opsd.launch.errors import of_system
 from opsd.launch.help import HELP_FLAGS, help_text
 
@@ -75,10 +75,10 @@ def main(conf: Path, argv: list[str]) -> int:
         scoring = to_scoring(points[0].cfg)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return REFUSED
     except OSError as error:
         print(f"error: {of_system(error, argv)}", file=sys.stderr)
-        return 2
+        return REFUSED
     try:
         score(scoring)
     except Exception as error:  # told in one message, or with its traceback where it is ours to mend
@@ -86,7 +86,7 @@ def main(conf: Path, argv: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     return 0
 
 
@@ -173,15 +173,13 @@ def score(scoring: Scoring) -> None:
 
 def record(scoring: Scoring, report: EvalReport) -> None:
     """Logs the score into the MLflow run that trained the checkpoint; never over one of the run's own, nor of another protocol."""
-    import json
-
     from opsd import config
     from opsd.evaluate import metrics_of
-    from opsd.tracking import has_metric, log_metrics, store_from
+    from opsd.tracking import has_metric, log_metrics, recorded_in
 
     assert scoring.checkpoint is not None
     run_dir = scoring.checkpoint.parents[1]
-    store, run_id = store_from(json.loads((run_dir / "launch.json").read_text()))
+    store, run_id = recorded_in(run_dir)
     own = config.load(run_dir).eval
     if own.name == scoring.eval.name and replace(own, every=0) != replace(scoring.eval, every=0):
         print(f"not logged to MLflow: eval={own.name} has other values here than in the run's own evaluations")

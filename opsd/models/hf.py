@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opsd.chat import stop_ids
-from opsd.hub import IDENTIFIER, snapshot
+from opsd.hub import is_hub_id, snapshot
 from opsd.models.base import Lora, Model
 from opsd.registry import register
 from opsd.seeding import derive
@@ -197,7 +197,7 @@ class Hf(Pretrained):
             return path
         if path.exists():
             raise ValueError(f"{self.origin}: is a file; give the directory that holds config.json and the weights.")
-        if self.path.startswith((".", "/", "~")) or not IDENTIFIER.fullmatch(self.path):
+        if not is_hub_id(self.path):
             raise ValueError(
                 f"{self.origin}: there is no such directory; give a local model directory, or a hub model as owner/name."
             )

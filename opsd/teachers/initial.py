@@ -39,9 +39,11 @@ class FrozenCopy(TeacherModel):
         self.head_VH = model.get_output_embeddings().weight  # pyright: ignore[reportOptionalMemberAccess]  # loading has checked
 
     def hidden(self, side: Sequences) -> Tensor:
-        from opsd.scoring import evaluating, hidden_at
+        import torch
 
-        with evaluating(self.body):
+        from opsd.scoring import hidden_at
+
+        with torch.no_grad():  # in evaluation mode for good
             return hidden_at(self.body, side)
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -235,16 +233,6 @@ def test_weights_that_are_broken_or_incomplete_are_refused(copied: Path):
     )
     with pytest.raises(ValueError, match="^model.path=.*: transformers cannot load"):
         hf(copied).load(seed=0, device="cpu")
-
-
-@pytest.fixture(params=["closed", "silent"])
-def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A hub address that refuses every connection, and one that takes it and never says a word."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        if request.param == "silent":
-            listener.listen(64)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 def test_hub_out_of_reach_is_one_message_within_20_s(endpoint: str, tmp_path: Path):

@@ -1,0 +1,18 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes beside and renames: whoever reads `path`, at whatever moment, finds the old text or the new."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text)
+    part.replace(path)
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    write_whole(path, json.dumps(values, indent=1) + "\n")
