@@ -121,9 +121,10 @@ def main() -> None:
     torch.set_num_threads(run.threads)
     loaded = run.model.load(seed=run.seed, device=run.engine.device)
     sampling = run.rollout.sampling
-    problems = islice(run.data.load(seed=run.seed), max(prompts for prompts, _ in CASES))
+    assert sampling is not None
+    problems = islice(run.data.load(seed=run.seed).problems, max(prompts for prompts, _ in CASES))
     rendered = [
-        run.prompt.render(problem, tokenizer=loaded.tokenizer, max_prompt_tokens=loaded.context - sampling.max_len)
+        run.prompt.render(problem, tokenizer=loaded.tokenizer, max_prompt_tokens=loaded.context - sampling.max_len, teacher=False)
         for problem in problems
     ]
     prompts = [prompt.student_ids for prompt in rendered if prompt is not None]

@@ -32,7 +32,10 @@ def cut(rollouts: Sequence[Rollout], *, micro_tokens: int) -> list[list[int]]:
 
     A micro-batch holds at most `micro_tokens` padded tokens on either side; a longer row stands alone.
     """
-    sizes = [max(len(r.prompt.student_ids), len(r.prompt.teacher_ids)) + len(r.response.token_ids) for r in rollouts]
+    sizes = [
+        max(len(rollout.prompt.student_ids), len(rollout.prompt.teacher_ids or ())) + len(rollout.response.token_ids)
+        for rollout in rollouts
+    ]
     micro_batches: list[list[int]] = []
     widest = 0
     for index in sorted(range(len(rollouts)), key=lambda i: (-sizes[i], i)):
@@ -64,9 +67,10 @@ def collate(rollouts: Sequence[Rollout], weights: Sequence[float], device: torch
         )
 
     responses = [rollout.response.token_ids for rollout in rollouts]
+    teacher_prompts = [rollout.prompt.teacher_ids for rollout in rollouts if rollout.prompt.teacher_ids is not None]
     return MicroBatch(
         student=side([rollout.prompt.student_ids for rollout in rollouts]),
-        teacher=side([rollout.prompt.teacher_ids for rollout in rollouts]),
+        teacher=side(teacher_prompts) if teacher_prompts else None,
         response_ids_T=long([token for ids in responses for token in ids]),
         sampler_logps_T=real([logp for rollout in rollouts for logp in rollout.response.processed_logps]),
         sampler_raw_logps_T=real([logp for rollout in rollouts for logp in rollout.response.logps]),

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,8 +180,15 @@ class Run(Root):
 
     @property
     def loss_temperature(self) -> float:
-        """What both sides' logits are divided by before the softmax."""
-        return self.rollout.temperature if self.loss.temperature is None else self.loss.temperature
+        """What both sides' logits are divided by before the softmax: that of the sampling unless the loss has its own."""
+        if self.loss.temperature is not None:
+            return self.loss.temperature
+        return 1.0 if self.rollout.sampling is None else self.rollout.sampling.temperature
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The fields of a problem, beside its text, that every problem of the run must have."""
+        return self.rollout.needs | (self.prompt.needs if self.teacher.exists else frozenset())
 
 
 def to_run(cfg: DictConfig) -> Run:
@@ -252,11 +258,7 @@ def check_together(run: Run) -> None:
         )
     if run.clipping.kind == "none" and run.clip is not None:
         raise ValueError(f"clip={run.clip} with clipping=none: nothing would be clipped; set clip=null or clipping=rescale.")
-    if run.loss_temperature <= 0:
-        raise ValueError(
-            f"rollout.temperature={run.rollout.temperature} with loss.temperature=null: both softmaxes would be divided by it; "
-            "set loss.temperature=1 or a rollout.temperature above 0."
-        )
+    check_loss(run)
     if run.train.batch % run.rollout.samples:
         raise ValueError(
             f"train.batch={run.train.batch} with rollout.samples={run.rollout.samples}: a step's rollouts are a whole number of "
@@ -272,42 +274,34 @@ def check_together(run: Run) -> None:
             )
 
 
-def check_inputs(run: Run, seen: dict[str, int | None | ValueError]) -> None:
-    """Asks model, data and evaluation whether their inputs can be read, and holds response lengths against the model's context.
-
-    Args:
-        seen: what was asked before and what came of it, by the options' values; shared between a sweep's points.
-
-    Raises:
-        ValueError: as the options' own `check`, or a response alone would exceed the context.
-    """
-    checks = {
-        repr(run.model): run.model.check,
-        f"{run.data!r} {run.prompt.needs}": partial(run.data.check, needs=run.prompt.needs),
-        repr(run.eval): run.eval.check,
-    }
-    for asked, check in checks.items():
-        if asked not in seen:
-            try:
-                seen[asked] = check()
-            except ValueError as error:
-                seen[asked] = error
-        found = seen[asked]
-        if isinstance(found, ValueError):
-            raise found
-    context = seen[repr(run.model)]
-    assert isinstance(context, int), f"{run.model.kind}.check gave no context"
-    check_length("rollout", run.rollout.max_len, run.model.name, context)
-    if run.eval.enabled:
-        check_length("eval", run.eval.max_len, run.model.name, context)
-
-
-def check_length(group: str, max_len: int, model: str, context_tokens: int) -> None:
-    """Refuses a `max_len` that leaves no room for a prompt."""
-    if max_len >= context_tokens:
+def check_loss(run: Run) -> None:
+    """Refuses a loss without what it reads, and what it would not read."""
+    loss = run.loss.name
+    if run.loss.has_teacher != run.teacher.exists:
         raise ValueError(
-            f"{group}.max_len={max_len}: model={model} attends to {context_tokens} tokens, prompt and response together; "
-            f"set {group}.max_len lower."
+            f"loss={loss} with teacher=none: it pulls the student to a teacher; set teacher=initial, or loss=nll."
+            if run.loss.has_teacher
+            else f"teacher={run.teacher.name} with loss={loss}: it would never be read; set teacher=none."
+        )
+    if not run.loss.clippable and run.clipping.kind != "none":
+        raise ValueError(
+            f"clipping={run.clipping.name} with loss={loss}: its value is no divergence, so that capping it means nothing; set "
+            "clipping=none."
+        )
+    if run.loss.needs_sampler and run.rollout.sampling is None:
+        raise ValueError(
+            f"rollout={run.rollout.name} with loss={loss}: it weighs tokens by the sampler's own probability, and these responses "
+            "were not sampled; set a divergence, or a rollout that samples."
+        )
+    if run.prompt.analysis_len is not None and run.rollout.sampling is None:
+        raise ValueError(
+            f"prompt={run.prompt.name} with rollout={run.rollout.name}: the teacher's analysis would be sampled, and the rollout "
+            "does not say how; set another prompt, or a rollout that samples."
+        )
+    if not run.loss.has_teacher and run.rollout.samples_anew:
+        raise ValueError(
+            f"loss={loss} with rollout={run.rollout.name}: the student would be trained on what it says by itself, right or wrong, "
+            "which teaches nothing; set rollout=dataset or rollout=replay."
         )
 
 

@@ -11,45 +11,55 @@ from opsd.types import FinishReason, MicroBatch, Rollout
 if TYPE_CHECKING:
     from torch import Tensor
 
-MEANS = ("divergence", "clipped_entries", "clipped_tokens", "clipped_mass", "student_entropy", "teacher_entropy", "agreement")
+MEANS = ("divergence", "student_entropy", "clipped_entries", "clipped_tokens")
+TEACHER_MEANS = ("clipped_mass", "teacher_entropy", "agreement")
 NGRAM = 8  # tokens of a repeated piece of text
 ROUNDING = 1e-6  # a sum of float32 terms that is zero in truth may be this far below it
 FIRST_TOKENS = 4  # where a response boundary that the two sides see differently shows
 
 
-def token_metrics(batches: Sequence[MicroBatch], diagnostics: Sequence[Tensor]) -> dict[str, float]:
+def token_metrics(
+    batches: Sequence[MicroBatch], diagnostics: Sequence[Tensor], *, columns: Sequence[str], teacher: bool
+) -> dict[str, float]:
     """Metrics of the optimizer step's response tokens. Means are over tokens, the objective is the loss itself.
 
     A step without a single response token has its objective, 0, and no means.
+
+    Args:
+        columns: what the diagnostics hold (`Objective.columns`).
+        teacher: whether there is one; what speaks of it is left out otherwise.
     """
     import torch
 
     if not any(len(batch.response_ids_T) for batch in batches):
         return {"train/objective": 0.0, "train/response_tokens": 0.0}
     values_ND = torch.cat(list(diagnostics)).double()
-    columns = dict(zip(DIAGNOSTICS, values_ND.unbind(-1), strict=True))
+    columns_N = dict(zip(columns, values_ND.unbind(-1), strict=True))
     weights_N = torch.cat([batch.weights_T for batch in batches]).double()
     index_N = torch.cat([batch.index_T for batch in batches])
     place_N = index_N / torch.cat([batch.length_T for batch in batches])
     raw_N = torch.cat([batch.sampler_raw_logps_T for batch in batches]).double()
-    metrics = {"train/objective": float((columns["value"] * weights_N).sum())}
-    metrics |= {f"train/{name}": float(columns[name].mean()) for name in MEANS}
-    metrics["train/negative_tokens"] = float((columns["value"] < -ROUNDING).double().mean())
+    metrics = {"train/objective": float((columns_N["value"] * weights_N).sum())}
+    own = [name for name in columns if name not in DIAGNOSTICS]
+    for name in (*MEANS, *(TEACHER_MEANS if teacher else ()), *own):
+        metrics[f"train/{name}"] = float(columns_N[name].mean())
+    metrics["train/negative_tokens"] = float((columns_N["value"] < -ROUNDING).double().mean())
     for name, low, high in (("first", 0.0, 1 / 3), ("middle", 1 / 3, 2 / 3), ("last", 2 / 3, 1.0)):
         third_N = (place_N >= low) & (place_N < high)
         if third_N.any():
-            metrics[f"train/divergence_{name}"] = float(columns["divergence"][third_N].mean())
-    gap_N = (columns["teacher_logp"] - columns["student_logp"]).abs()
-    metrics["train/teacher_gap"] = float(gap_N.mean())
-    metrics["train/teacher_gap_first"] = float(gap_N[index_N < FIRST_TOKENS].mean())
-    defined_N = ~columns["cosine"].isnan()
+            metrics[f"train/divergence_{name}"] = float(columns_N["divergence"][third_N].mean())
+    if teacher:
+        gap_N = (columns_N["teacher_logp"] - columns_N["student_logp"]).abs()
+        metrics["train/teacher_gap"] = float(gap_N.mean())
+        metrics["train/teacher_gap_first"] = float(gap_N[index_N < FIRST_TOKENS].mean())
+    defined_N = ~columns_N["cosine"].isnan()
     # an uncapped token has cosine 1, so that the many on which both sides agree hide the few that clipping is about
-    for name, of_N in (("cosine", defined_N), ("cosine_clipped", defined_N & (columns["clipped_tokens"] > 0))):
-        cosine_N = columns["cosine"][of_N]
+    for name, of_N in (("cosine", defined_N), ("cosine_clipped", defined_N & (columns_N["clipped_tokens"] > 0))):
+        cosine_N = columns_N["cosine"][of_N]
         if len(cosine_N):
             metrics[f"train/{name}_median"] = float(cosine_N.median())
             metrics[f"train/{name}_negative"] = float((cosine_N < 0).double().mean())
-    sampler_gap_N = (columns["raw_logp"] - raw_N).abs()
+    sampler_gap_N = (columns_N["raw_logp"] - raw_N).abs()
     metrics["rollout/sampler_gap"] = float(sampler_gap_N.mean())
     metrics["rollout/sampler_gap_max"] = float(sampler_gap_N.max())
     metrics["train/response_tokens"] = float(len(weights_N))

@@ -41,13 +41,13 @@ def compare_prompts(parts: Parts) -> None:
 
 
 def is_evaluation_due(run: Run, step: int) -> bool:
-    return run.eval.enabled and run.eval.every > 0 and step % run.eval.every == 0
+    return run.eval.in_run and run.eval.every > 0 and step % run.eval.every == 0
 
 
 def evaluate_if_due(parts: Parts, *, last: bool) -> None:
     """Before the first step, every `eval.every` steps and after the last; once for a step, also after a resume."""
     run, step = parts.run, parts.progress.step
-    if not run.eval.enabled or not (last or step == 0 or is_evaluation_due(run, step)):
+    if not run.eval.in_run or not (last or step == 0 or is_evaluation_due(run, step)):
         return
     if parts.tracker.has(step, EVALUATION):
         return
@@ -91,7 +91,7 @@ def save(parts: Parts, *, recorded: bool = True) -> None:
         parts.tracker.flush()
     now = time.monotonic()
     parts.progress.elapsed_s, parts.began = parts.progress.elapsed_s + now - parts.began, now
-    groups = {"optimizer": parts.engine.state(), "teacher": parts.teacher.state()}
+    groups = {"optimizer": parts.engine.state(), "teacher": {} if parts.teacher is None else parts.teacher.state()}
     checkpoints.save(parts.run_dir, parts.progress, loaded=parts.loaded, groups=groups, keep=parts.run.train.keep)
 
 
@@ -99,7 +99,7 @@ def summary(parts: Parts) -> dict[str, Any]:
     """What becomes result.json: what the launcher prints and tables rank."""
     run, step = parts.run, parts.progress.step
     result: dict[str, Any] = {"status": "finished", "step": step, "message": None}
-    if run.eval.enabled:
+    if run.eval.in_run:
         before, after = (load_report(evaluation_dir(parts.run_dir, at)) for at in (0, step))
         metric = f"avg_at_{after.k}"
         result |= {"benchmark": after.benchmark, "metric": metric, "before": before.metrics[metric], "after": after.metrics[metric]}

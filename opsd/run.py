@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from opsd.config import Run, Schedule, Train
 from opsd.endings import INTERRUPTED, RESULT, Interrupt, NonFinite, attempt, explain, fail, only_job
 from opsd.engines.base import AdamW
 from opsd.files import write_json
+from opsd.inputs import training_problems
 from opsd.milestones import (
     compare_prompts,
     evaluate_if_due,
@@ -37,13 +38,14 @@ from opsd.stream import ProblemStream, digest
 from opsd.terminal import Terminal
 from opsd.timing import Clock, peak_memory
 from opsd.tracking import Tracker, TrackingError, recorded_in
-from opsd.types import LoadedModel, Request, Rollout, StepReport
+from opsd.types import LoadedModel, Prompt, Request, Rollout, StepReport
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from opsd.engines.base import TrainingEngine
-    from opsd.rollouts.base import Sampler
+    from opsd.rollouts.base import Recorded, Sampler
+    from opsd.scoring import Objective
     from opsd.teachers.base import TeacherModel
 
 
@@ -56,7 +58,9 @@ class Parts:
     loaded: LoadedModel
     stream: ProblemStream
     sampler: Sampler
-    teacher: TeacherModel
+    recorded: Recorded | None  # None: responses are sampled
+    teacher: TeacherModel | None
+    objective: Objective
     engine: TrainingEngine
     tracker: Tracker
     terminal: Terminal
@@ -108,30 +112,37 @@ def build(run: Run, run_dir: Path, interrupt: Interrupt) -> Parts:
     torch.set_num_threads(run.threads)
     torch.manual_seed(derive(run.seed, "torch"))
     store, run_id = recorded_in(run_dir)
-    problems = run.data.load(seed=run.seed)
+    data = training_problems(run)
     loaded = run.model.load(seed=run.seed, device=run.engine.device)
     stream = ProblemStream(
-        problems=problems,
-        render=lambda problem: run.prompt.render(
-            problem, tokenizer=loaded.tokenizer, max_prompt_tokens=loaded.context - run.rollout.max_len
+        pools=data.pools,
+        render=partial(
+            run.prompt.render,
+            tokenizer=loaded.tokenizer,
+            max_prompt_tokens=loaded.context - run.rollout.max_len,
+            teacher=run.teacher.exists,
         ),
         seed=run.seed,
     )
     sampler = run.rollout.build(loaded)
-    teacher = run.teacher.build(loaded)
+    recorded = None if run.rollout.samples_anew else run.rollout.recorded(loaded)
+    teacher = run.teacher.build(loaded) if run.teacher.exists else None
     loaded.model.train()
     objective = Objective(
         loaded, loss=run.loss, clipping=run.clipping, temperature=run.loss_temperature, chunk_tokens=run.train.chunk_tokens
     )
     optimizer = AdamW(betas=run.train.betas, weight_decay=run.train.weight_decay, max_grad_norm=run.train.max_grad_norm)
     engine = run.engine.build(objective, optimizer=optimizer)
-    progress = Progress(step=0, position=0, elapsed_s=0.0, mlflow_run_id=run_id, engine=run.engine.name, problems=digest(problems))
+    progress = Progress(
+        step=0, position=0, elapsed_s=0.0, mlflow_run_id=run_id, engine=run.engine.name, problems=digest(data.problems)
+    )
     found = checkpoints.latest(run_dir)
     if found is not None:
         progress = checkpoints.read_progress(found, expected=progress)
         groups = checkpoints.restore(found, loaded=loaded)
         engine.load_state(groups.get("optimizer", {}))
-        teacher.load_state(groups.get("teacher", {}))
+        if teacher is not None:
+            teacher.load_state(groups.get("teacher", {}))
         stream.position = progress.position
         terminal.say(f"going on from {found}")
     sampler.sync(weights_version=progress.step)
@@ -142,7 +153,9 @@ def build(run: Run, run_dir: Path, interrupt: Interrupt) -> Parts:
         loaded=loaded,
         stream=stream,
         sampler=sampler,
+        recorded=recorded,
         teacher=teacher,
+        objective=objective,
         engine=engine,
         tracker=tracker,
         terminal=terminal,
@@ -184,6 +197,8 @@ def take_step(parts: Parts, step: int) -> StepReport:
     """One optimizer step: sample, score with both sides, pull the student to the teacher."""
     run, clock = parts.run, Clock()
     prompts, dropped = parts.stream.take(run.train.batch // run.rollout.samples)
+    prompts = with_analyses(parts, prompts, step)
+    clock.lap("time/analysis_s")
     rollouts = sample(parts, prompts, step)
     clock.lap("time/rollout_s")
     weights = batching.token_weights(rollouts, run.train.reduction)
@@ -191,14 +206,17 @@ def take_step(parts: Parts, step: int) -> StepReport:
     batches, diagnostics = [], []
     for rows in batching.cut(rollouts, micro_tokens=run.train.micro_tokens):
         batch = batching.collate([rollouts[row] for row in rows], [weights[row] for row in rows], parts.loaded.device)
-        teacher_TH = parts.teacher.hidden(batch.teacher)
+        teacher_TH, teacher_head_VH = None, None
+        if parts.teacher is not None and batch.teacher is not None:
+            teacher_TH, teacher_head_VH = parts.teacher.hidden(batch.teacher), parts.teacher.head_VH
         clock.lap("time/teacher_s")
-        diagnostics.append(parts.engine.accumulate(batch, teacher_TH, parts.teacher.head_VH, want_cosine=want_cosine))
+        diagnostics.append(parts.engine.accumulate(batch, teacher_TH, teacher_head_VH, want_cosine=want_cosine))
         batches.append(batch)
         clock.lap("time/student_s")
     lr = learning_rate(run.train, step)
     norm = parts.engine.step(lr=lr)
-    parts.teacher.after_step(step)
+    if parts.teacher is not None:
+        parts.teacher.after_step(step)
     clock.lap("time/optimizer_s")
     parts.sampler.sync(weights_version=step)
     clock.lap("time/sync_s")
@@ -210,20 +228,44 @@ def take_step(parts: Parts, step: int) -> StepReport:
     return StepReport(step=step, metrics=metrics, seconds=timings | peak_memory())
 
 
-def sample(parts: Parts, prompts: list[Any], step: int) -> list[Rollout]:
-    """The step's rollouts, all prompts in one call. Draws are decided by (seed, step, problem, sample); a problem that comes
-    twice in a step goes on counting its samples."""
+def with_analyses(parts: Parts, prompts: list[Prompt], step: int) -> list[Prompt]:
+    """The prompts, each with what its teacher wrote about the solution, where the prompt option has the teacher write first.
+
+    The sampler's weights write it, those of the step at hand: where the solution is in view, student and teacher are one model.
+    """
+    run, limit, sampling = parts.run, parts.run.prompt.analysis_len, parts.run.rollout.sampling
+    if limit is None or parts.teacher is None:
+        return prompts
+    assert sampling is not None, "config refuses a prompt with an analysis beside responses that were not sampled"
+    requests = [
+        Request(prompt_ids=prompt.analysis_ids or [], seed=derive(run.seed, "analysis", step, prompt.problem.id))
+        for prompt in prompts
+    ]
+    responses = parts.sampler.generate(requests, sampling=replace(sampling, max_len=limit))
+    texts = parts.loaded.tokenizer.batch_decode([response.token_ids for response in responses], skip_special_tokens=True)
+    analysed = [parts.stream.render(prompt.problem, analysis=text) for prompt, text in zip(prompts, texts, strict=True)]
+    whole = [prompt for prompt in analysed if prompt is not None]
+    assert len(whole) == len(prompts), "a prompt that was made with room for an analysis has none"
+    return whole
+
+
+def sample(parts: Parts, prompts: list[Prompt], step: int) -> list[Rollout]:
+    """The step's rollouts: all prompts sampled in one call, or what was recorded. Draws are decided by (seed, step, problem,
+    sample); a problem that comes twice in a step goes on counting its samples."""
     run, counts = parts.run, Counter[str]()
-    asked, requests = [], []
-    for prompt in prompts:
-        for _ in range(run.rollout.samples):
+    asked = [prompt for prompt in prompts for _ in range(run.rollout.samples)]
+    if parts.recorded is not None:
+        responses = parts.recorded.responses(asked, step=step)
+    else:
+        requests = []
+        for prompt in asked:
             seed = derive(run.seed, "rollout", step, prompt.problem.id, counts[prompt.problem.id])
             counts[prompt.problem.id] += 1
-            asked.append(prompt)
             requests.append(Request(prompt_ids=prompt.student_ids, seed=seed))
-    responses = parts.sampler.generate(requests, sampling=run.rollout.sampling)
-    stale = {response.weights_version for response in responses} - {step - 1}
-    assert not stale, f"step {step} was sampled from the weights after steps {stale}"
+        assert run.rollout.sampling is not None
+        responses = parts.sampler.generate(requests, sampling=run.rollout.sampling)
+        stale = {response.weights_version for response in responses} - {step - 1}
+        assert not stale, f"step {step} was sampled from the weights after steps {stale}"
     texts = parts.loaded.tokenizer.batch_decode([response.token_ids for response in responses])
     return [
         Rollout(prompt=prompt, response=response, text=text) for prompt, response, text in zip(asked, responses, texts, strict=True)
@@ -238,7 +280,7 @@ def describe(parts: Parts, step: int, rollouts: list[Rollout], batches: list[Any
     boxes = [final_box(rollout.text) for rollout in rollouts]
     golds = [rollout.prompt.problem.answer for rollout in rollouts]
     correct = [None if gold is None else is_right(box, gold) for box, gold in zip(boxes, golds, strict=True)]
-    metrics = token_metrics(batches, diagnostics)
+    metrics = token_metrics(batches, diagnostics, columns=parts.objective.columns, teacher=parts.teacher is not None)
     metrics |= rollout_metrics(rollouts, boxed=[box is not None for box in boxes], correct=correct)
     if step == 1 or step % parts.run.train.log_every == 0:
         file = rollouts_file(parts.run_dir, step)

@@ -75,8 +75,8 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx: Any,
         student_TH: Tensor,
         head_VH: Tensor,
-        teacher_TH: Tensor,
-        teacher_head_VH: Tensor,
+        teacher_TH: Tensor | None,
+        teacher_head_VH: Tensor | None,
         batch: MicroBatch,
         spec: Objective,
     ) -> tuple[Tensor, Tensor]:
@@ -84,11 +84,13 @@ class _ChunkedLoss(torch.autograd.Function):
         train_head = ctx.needs_input_grad[1]
         student_gradient_TH = torch.empty_like(student_TH)
         head_gradient_VH = torch.zeros(head_VH.shape, dtype=wide, device=head_VH.device) if train_head else None
-        diagnostics_TD = student_TH.new_empty(student_TH.shape[0], len(DIAGNOSTICS), dtype=wide)
+        diagnostics_TD = student_TH.new_empty(student_TH.shape[0], len(spec.columns), dtype=wide)
         weights_T = batch.weights_T.to(wide)
         for start in range(0, student_TH.shape[0], spec.chunk_tokens):
             chunk = slice(start, start + spec.chunk_tokens)
-            teacher_logps_TV = (project(teacher_TH[chunk], teacher_head_VH).to(wide) / spec.temperature).log_softmax(-1)
+            teacher_logps_TV = None
+            if teacher_TH is not None and teacher_head_VH is not None:
+                teacher_logps_TV = (project(teacher_TH[chunk], teacher_head_VH).to(wide) / spec.temperature).log_softmax(-1)
             logits_TV = project(student_TH[chunk], head_VH)
             gradient_TV, diagnostics_TD[chunk] = spec.score_chunk(
                 logits_TV, teacher_logps_TV, batch.response_ids_T[chunk], batch.sampler_logps_T[chunk].to(wide)
@@ -120,19 +122,27 @@ class Objective(nn.Module):
         self.loss, self.clipping, self.temperature, self.chunk_tokens = loss, clipping, temperature, chunk_tokens
         self.want_cosine = False
 
-    def forward(self, batch: MicroBatch, teacher_TH: Tensor, teacher_head_VH: Tensor) -> tuple[Tensor, Tensor]:
-        """The weighted sum of the tokens' values, and their diagnostics `[T, D]` (columns: DIAGNOSTICS)."""
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What the diagnostics hold: DIAGNOSTICS, then the loss's own measures."""
+        return (*DIAGNOSTICS, *self.loss.measures)
+
+    def forward(self, batch: MicroBatch, teacher_TH: Tensor | None, teacher_head_VH: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The weighted sum of the tokens' values, and their diagnostics `[T, D]` (`columns`). No teacher: both are None."""
         student_TH = hidden_at(self.loaded.body, batch.student)
         return _ChunkedLoss.apply(student_TH, self.loaded.head_VH, teacher_TH, teacher_head_VH, batch, self)
 
     def score_chunk(
-        self, logits_TV: Tensor, teacher_logps_TV: Tensor, response_ids_T: Tensor, sampler_logps_T: Tensor
+        self, logits_TV: Tensor, teacher_logps_TV: Tensor | None, response_ids_T: Tensor, sampler_logps_T: Tensor
     ) -> tuple[Tensor, Tensor]:
         """One chunk's gradient at the student's logits `[T, V]` and its diagnostics `[T, D]`."""
+        sampled = {"response_ids_T": response_ids_T, "sampler_logps_T": sampler_logps_T}
         with torch.enable_grad():
             logits_TV.requires_grad_()
             logps_TV = (logits_TV / self.temperature).log_softmax(-1)
-            contributions_TK = self.loss(logps_TV, teacher_logps_TV, response_ids_T=response_ids_T, sampler_logps_T=sampler_logps_T)
+            if teacher_logps_TV is None:
+                teacher_logps_TV = logps_TV.detach()
+            contributions_TK = self.loss(logps_TV, teacher_logps_TV, **sampled)
             values_T, capped_TK = self.clipping(contributions_TK)
             (gradient_TV,) = torch.autograd.grad(values_T.sum(), logits_TV, retain_graph=self.want_cosine)
             cosine_T = torch.full_like(values_T, torch.nan)
@@ -146,7 +156,7 @@ class Objective(nn.Module):
         mass_TK = self.loss.entries(teacher_logps_TV).exp() if capped_TK.shape[1] > 1 else capped_TK.new_ones(1)
         columns = {
             "value": values_T.detach(),
-            "divergence": contributions_TK.detach().sum(-1),
+            "divergence": self.loss.divergence(contributions_TK.detach(), logps_TV, teacher_logps_TV),
             "clipped_entries": capped_TK.to(logps_TV.dtype).mean(-1),
             "clipped_tokens": capped_TK.any(-1).to(logps_TV.dtype),
             "clipped_mass": (mass_TK * capped_TK).sum(-1).to(logps_TV.dtype),
@@ -158,7 +168,8 @@ class Objective(nn.Module):
             "raw_logp": raw_T.gather(-1, picked_T1)[:, 0],
             "cosine": cosine_T.detach(),
         }
-        return gradient_TV, torch.stack([columns[name] for name in DIAGNOSTICS], dim=-1)
+        measures = self.loss.measure(logps_TV, teacher_logps_TV, **sampled)
+        return gradient_TV, torch.stack([*(columns[name] for name in DIAGNOSTICS), *measures], dim=-1)
 
 
 def cosine(gradient_TV: Tensor, unclipped_TV: Tensor) -> Tensor:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from opsd.seeding import derive
-from opsd.types import Problem, Prompt
+from opsd.types import Pool, Problem, Prompt
 
 
 def digest(problems: Sequence[Problem]) -> str:
@@ -21,22 +22,27 @@ def digest(problems: Sequence[Problem]) -> str:
 
 @dataclass(kw_only=True, slots=True)
 class ProblemStream:
-    """Prompts without end. `position` counts the problems drawn, dropped ones included; setting it goes on from there."""
+    """Prompts without end. `position` counts the problems drawn, dropped ones included; setting it goes on from there.
 
-    problems: Sequence[Problem]
-    render: Callable[[Problem], Prompt | None]  # None: the row is dropped
+    Pools take turns by their shares, not by chance: a pool of share 1/2 has half of EVERY batch.
+    """
+
+    pools: Sequence[Pool]
+    render: Callable[..., Prompt | None]  # of a problem; None: the row is dropped
     seed: int
     position: int = 0
-    order: tuple[int, list[int]] = field(default=(-1, []))  # the epoch at hand and its permutation
+    drawn: list[int] = field(default_factory=list)  # from each pool, up to `position`
+    orders: dict[str, tuple[int, list[int]]] = field(default_factory=dict)  # each pool's epoch at hand and its permutation
 
     def take(self, count: int) -> tuple[list[Prompt], int]:
         """The next prompts, and how many rows were dropped on the way.
 
         Raises:
-            ValueError: a whole epoch was dropped.
+            ValueError: every problem was dropped.
         """
         prompts: list[Prompt] = []
         dropped = in_a_row = 0
+        round_trip = math.ceil(max(len(pool.problems) / pool.share for pool in self.pools)) + len(self.pools)
         while len(prompts) < count:
             prompt = self.render(self._next())
             if prompt is not None:
@@ -45,7 +51,7 @@ class ProblemStream:
                 continue
             dropped += 1
             in_a_row += 1
-            if in_a_row == len(self.problems):
+            if in_a_row >= round_trip:
                 raise self._none_fits()
         return prompts, dropped
 
@@ -55,23 +61,38 @@ class ProblemStream:
         Raises:
             ValueError: none does.
         """
-        for problem in self.problems:
-            prompt = self.render(problem)
-            if prompt is not None:
-                return prompt
+        for pool in self.pools:
+            for problem in pool.problems:
+                prompt = self.render(problem)
+                if prompt is not None:
+                    return prompt
         raise self._none_fits()
 
     def _none_fits(self) -> ValueError:
+        count = sum(len(pool.problems) for pool in self.pools)
         return ValueError(
-            f"data: all {len(self.problems)} problems are too long for the context beside rollout.max_len; lower that, raise "
+            f"data: all {count} problems are too long for the context beside rollout.max_len; lower that, raise "
             "model.context, or keep prompt.too_long=shorten, which cuts solutions but never a problem."
         )
 
     def _next(self) -> Problem:
-        epoch, place = divmod(self.position, len(self.problems))
-        if self.order[0] != epoch:
-            permutation = list(range(len(self.problems)))
-            random.Random(derive(self.seed, "order", epoch)).shuffle(permutation)
-            self.order = (epoch, permutation)
+        pool, drawn = self._draw()
+        epoch, place = divmod(drawn, len(pool.problems))
+        if self.orders.get(pool.name, (-1, []))[0] != epoch:
+            permutation = list(range(len(pool.problems)))
+            marks = ("order", epoch) if len(self.pools) == 1 else ("order", pool.name, epoch)
+            random.Random(derive(self.seed, *marks)).shuffle(permutation)
+            self.orders[pool.name] = (epoch, permutation)
+        return pool.problems[self.orders[pool.name][1][place]]
+
+    def _draw(self) -> tuple[Pool, int]:
+        """The pool that is furthest behind its share at this position, and how many draws from it came before."""
+        if len(self.drawn) < len(self.pools) or sum(self.drawn) != self.position:  # set anew: what came before is counted again
+            end, self.position, self.drawn = self.position, 0, [0] * len(self.pools)
+            while self.position < end:
+                self._draw()
+        behind = [pool.share * (self.position + 1) - count for pool, count in zip(self.pools, self.drawn, strict=True)]
+        index = behind.index(max(behind))
+        self.drawn[index] += 1
         self.position += 1
-        return self.problems[self.order[1][place]]
+        return self.pools[index], self.drawn[index] - 1

@@ -33,13 +33,35 @@ class Problem:
 
 
 @dataclass(kw_only=True, slots=True)
+class Pool:
+    """Problems that are drawn in one order. A mix has several."""
+
+    name: str
+    share: float  # of the rollouts; the pools' shares add up to 1
+    problems: list[Problem]
+
+
+@dataclass(kw_only=True, slots=True)
+class ProblemSet:
+    """What a run trains on."""
+
+    pools: list[Pool]
+    counts: dict[str, int]  # rows read, and rows left out by reason: nothing is left out in silence
+
+    @property
+    def problems(self) -> list[Problem]:
+        return [problem for pool in self.pools for problem in pool.problems]
+
+
+@dataclass(kw_only=True, slots=True)
 class Prompt:
     """One problem as both sides see it, up to where the response starts. Token ids throughout."""
 
     problem: Problem
     student_ids: list[int]
-    teacher_ids: list[int]
+    teacher_ids: list[int] | None  # None: the run has no teacher
     shortened: bool  # the privileged text was cut to fit
+    analysis_ids: list[int] | None  # what the teacher is asked before it reads the response; None: nothing
 
 
 @dataclass(kw_only=True, slots=True)
@@ -115,7 +137,7 @@ class MicroBatch:
     """Rows that are scored in one forward. Response tokens of all rows follow one another, from lengths, whatever their ids are."""
 
     student: Sequences
-    teacher: Sequences
+    teacher: Sequences | None  # None: the run has no teacher
     response_ids_T: Tensor  # int64
     sampler_logps_T: Tensor  # float32, processed
     sampler_raw_logps_T: Tensor  # float32, raw

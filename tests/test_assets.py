@@ -63,6 +63,7 @@ def test_often_wrong_alone_and_right_with_the_solution(tiny, kind):
             Problem(id="x", text=problem.text, solution=problem.solution, answer=problem.answer),
             tokenizer=tiny.tokenizer,
             max_prompt_tokens=4000,
+            teacher=True,
         )
         for problem in problems
     ]

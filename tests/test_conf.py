@@ -13,6 +13,7 @@ from opsd.config import FORMAT, GROUPS, Do, Run, to_option, to_run
 
 CONF = Path(__file__).parents[1] / "conf"
 OPTIONS = sorted((path.parent.name, path.stem) for path in CONF.glob("*/*.yaml"))
+BESIDE: dict[tuple[str, str], tuple[str, ...]] = {}  # options that make sense only with others
 NEEDS = {"data.path": "rows.jsonl", "model.path": "somewhere"}  # what a user must give
 
 
@@ -34,7 +35,7 @@ def test_there_is_something_to_compose() -> None:
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_makes_a_run(group: str, option: str) -> None:
-    run = run_of(f"{group}={option}")
+    run = run_of(f"{group}={option}", *BESIDE.get((group, option), ()))
     if group in GROUPS:
         assert getattr(run, group).name == option
 

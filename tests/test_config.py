@@ -8,7 +8,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from opsd.config import Reduction, Schedule, check_inputs, freeze, frozen, load, params, seconds, to_run
+from opsd.config import Reduction, Schedule, freeze, frozen, load, params, seconds, to_run
+from opsd.inputs import check_inputs
 
 CONF = Path(__file__).parents[1] / "conf"
 HF = ("model=hf", "model.path=somewhere")

@@ -10,22 +10,27 @@ import pytest
 from opsd.checkpoints import read_progress
 from opsd.endings import explain
 from opsd.stream import ProblemStream
-from opsd.types import Problem, Prompt
+from opsd.types import Pool, Problem, Prompt
 
 PROBLEMS = [Problem(id=str(n), text="?" * n, solution="!", answer="!") for n in range(4)]
+POOLS = [Pool(name="all", share=1.0, problems=PROBLEMS)]
 
 
 def rendered(problem: Problem, *, least: int) -> Prompt | None:
-    return Prompt(problem=problem, student_ids=[1], teacher_ids=[1], shortened=False) if int(problem.id) >= least else None
+    return (
+        Prompt(problem=problem, student_ids=[1], teacher_ids=[1], shortened=False, analysis_ids=None)
+        if int(problem.id) >= least
+        else None
+    )
 
 
 def test_the_first_prompt_that_fits_is_found_without_drawing_one() -> None:
-    stream = ProblemStream(problems=PROBLEMS, render=lambda problem: rendered(problem, least=2), seed=0)
+    stream = ProblemStream(pools=POOLS, render=lambda problem: rendered(problem, least=2), seed=0)
     assert stream.first().problem.id == "2" and stream.position == 0
 
 
 def test_problems_that_are_all_too_long_are_refused() -> None:
-    stream = ProblemStream(problems=PROBLEMS, render=lambda problem: rendered(problem, least=9), seed=0)
+    stream = ProblemStream(pools=POOLS, render=lambda problem: rendered(problem, least=9), seed=0)
     said = r"^data: all 4 problems are too long for the context beside rollout.max_len; lower that, raise model.context"
     with pytest.raises(ValueError, match=said):
         stream.first()

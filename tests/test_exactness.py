@@ -21,12 +21,16 @@ LOSS = lookup("loss", "forward_kl")(name="forward_kl", kind="forward_kl", temper
 CLIPPING = lookup("clipping", "none")(name="none", kind="none", clip=None)
 DIFFERENT = 40  # any token that is neither a marker nor the end of a turn
 
+WITH_TEACHER = {"columns": DIAGNOSTICS, "teacher": True}
+
 
 def rollout(loaded, student: int, teacher: int, response_ids: list[int], finish=FinishReason.STOP) -> Rollout:
     """A rollout with prompts of the given lengths; its content is made of the lengths."""
     spell = lambda count, salt: [(7 * i + salt) % 200 + DIFFERENT for i in range(count)]  # noqa: E731
     problem = Problem(id=f"{student}-{teacher}", text="", solution="", answer="1")
-    prompt = Prompt(problem=problem, student_ids=spell(student, 1), teacher_ids=spell(teacher, 2), shortened=False)
+    prompt = Prompt(
+        problem=problem, student_ids=spell(student, 1), teacher_ids=spell(teacher, 2), shortened=False, analysis_ids=None
+    )
     zeros = [0.0] * len(response_ids)
     response = Response(token_ids=response_ids, logps=zeros, processed_logps=list(zeros), finish_reason=finish, weights_version=0)
     return Rollout(prompt=prompt, response=response, text=loaded.tokenizer.decode(response_ids))
@@ -130,7 +134,7 @@ def test_degenerate_responses_are_finite_and_counted(random_model, ragged):
     assert len(batches) == len(rows)
     assert min(len(batch.response_ids_T) for batch in batches) == 0
     assert all(gradient.isfinite().all() for gradient in gradients.values())
-    metrics = token_metrics(batches, diagnostics) | rollout_metrics(rows, boxed=[False] * 5, correct=[None] * 5)
+    metrics = token_metrics(batches, diagnostics, **WITH_TEACHER) | rollout_metrics(rows, boxed=[False] * 5, correct=[None] * 5)
     assert all(math.isfinite(value) for value in metrics.values())
     assert metrics["rollout/empty"] == 1
     assert metrics["rollout/truncated"] == pytest.approx(1 / 5)
@@ -142,7 +146,7 @@ def test_a_step_with_nothing_at_all_is_finite(random_model):
     rows = [rollout(random_model, 6, 7, []), rollout(random_model, 3, 9, [])]
     gradients, batches, diagnostics, engine = accumulate(random_model, rows, micro_tokens=10_000)
     assert all(float(gradient.abs().max()) == 0 for gradient in gradients.values())
-    metrics = token_metrics(batches, diagnostics)
+    metrics = token_metrics(batches, diagnostics, **WITH_TEACHER)
     assert metrics["train/response_tokens"] == 0
     assert all(math.isfinite(value) for value in metrics.values())
     assert engine.step(lr=1e-3) == 0
@@ -174,7 +178,7 @@ def test_the_gradient_is_that_of_the_definition(random_model, ragged, reduction)
         per_row.append((teacher.exp() * (teacher - logits.log_softmax(-1))).sum(-1))
     loss = torch.cat(per_row).mean() if reduction is Reduction.token else torch.stack([row.mean() for row in per_row]).mean()
     loss.backward()
-    assert token_metrics(batches, diagnostics)["train/objective"] == pytest.approx(loss.item(), rel=1e-5)
+    assert token_metrics(batches, diagnostics, **WITH_TEACHER)["train/objective"] == pytest.approx(loss.item(), rel=1e-5)
     for name, parameter in student.named_parameters():
         torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-3, atol=1e-5 * float(parameter.grad.abs().max()) + 1e-9)
 

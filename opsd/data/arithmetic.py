@@ -8,7 +8,7 @@ from opsd.arithmetic import KINDS, chains, num_texts
 from opsd.data.base import Source
 from opsd.registry import register
 from opsd.seeding import derive
-from opsd.types import Problem
+from opsd.types import Pool, Problem, ProblemSet
 
 
 @register("data", "arithmetic")
@@ -21,6 +21,7 @@ class Arithmetic(Source):
     max_steps: int
 
     def __post_init__(self) -> None:
+        Source.__post_init__(self)
         if self.max_rows < 1:
             raise ValueError(f"data.max_rows={self.max_rows}: must be at least 1.")
         if not self.kinds or not set(self.kinds) <= set(KINDS):
@@ -37,14 +38,15 @@ class Arithmetic(Source):
                 f"data.max_rows={self.max_rows}: at most {most} distinct problems are drawn; lower it or raise data.max_steps."
             )
 
-    def check(self, *, needs: str | None) -> None:
+    def check(self, *, needs: frozenset[str]) -> None:
         """Nothing to read: the problems are made here."""
 
-    def load(self, *, seed: int) -> list[Problem]:
+    def load(self, *, seed: int) -> ProblemSet:
         drawn = chains(
             derive(seed, "data"), kinds=tuple(self.kinds), split="train", min_steps=self.min_steps, max_steps=self.max_steps
         )
-        return [
+        problems = [
             Problem(id=f"{chain.kind}-{index}", text=chain.text, solution=chain.solution, answer=chain.answer)
             for index, chain in enumerate(islice(drawn, self.max_rows))
         ]
+        return ProblemSet(pools=[Pool(name=self.name, share=1.0, problems=problems)], counts={"read": len(problems)})

@@ -27,8 +27,10 @@ class AdamW:
 class TrainingEngine:
     """A running engine. `accumulate` any number of micro-batches, then `step` once."""
 
-    def accumulate(self, batch: MicroBatch, teacher_TH: Tensor, teacher_head_VH: Tensor, *, want_cosine: bool) -> Tensor:
-        """Adds one micro-batch's gradient and gives its diagnostics `[T, D]` (columns: scoring.DIAGNOSTICS).
+    def accumulate(
+        self, batch: MicroBatch, teacher_TH: Tensor | None, teacher_head_VH: Tensor | None, *, want_cosine: bool
+    ) -> Tensor:
+        """Adds one micro-batch's gradient and gives its diagnostics `[T, D]` (columns: `Objective.columns`).
 
         Raises:
             NonFinite: the loss is not a number.

@@ -27,7 +27,9 @@ class TorchEngine(TrainingEngine):
             self.parameters.values(), lr=0.0, betas=(settings.betas[0], settings.betas[1]), weight_decay=settings.weight_decay
         )
 
-    def accumulate(self, batch: MicroBatch, teacher_TH: Tensor, teacher_head_VH: Tensor, *, want_cosine: bool) -> Tensor:
+    def accumulate(
+        self, batch: MicroBatch, teacher_TH: Tensor | None, teacher_head_VH: Tensor | None, *, want_cosine: bool
+    ) -> Tensor:
         self.objective.want_cosine = want_cosine
         loss, diagnostics_TD = self.objective(batch, teacher_TH, teacher_head_VH)
         if not loss.isfinite():

@@ -13,6 +13,7 @@ class Benchmark(Option):
     """A fixed list of problems with known answers, each asked `samples` times."""
 
     samples: int  # responses a problem
+    in_run: bool  # scored by the run itself, before the first step and after the last; otherwise by evaluate.py alone
     every: int  # optimizer steps between evaluations in the loop; 0: before and after only
     max_len: int  # response tokens at most
     temperature: float  # 0: greedy
@@ -25,6 +26,8 @@ class Benchmark(Option):
         for key, least in (("samples", 1), ("every", 0), ("max_len", 1)):
             if getattr(self, key) < least:
                 raise ValueError(f"eval.{key}={getattr(self, key)}: must be at least {least}.")
+        if self.every and not self.in_run:
+            raise ValueError(f"eval.every={self.every} with eval.in_run=false: the run would not be scored; set eval.every=0.")
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"eval.temperature={self.temperature}: must be at least 0 (0 is greedy) and finite.")
         if not 0 < self.top_p <= 1:
@@ -34,7 +37,7 @@ class Benchmark(Option):
 
     @property
     def enabled(self) -> bool:
-        """Whether a run evaluates at all; false for `eval=none` alone."""
+        """Whether there is anything to evaluate; false for `eval=none` alone."""
         return True
 
     @property

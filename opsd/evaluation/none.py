@@ -18,5 +18,9 @@ class NoBenchmark(Option):
     def enabled(self) -> bool:
         return False
 
+    @property
+    def in_run(self) -> bool:
+        return False
+
     def check(self) -> None:
         """Nothing to refuse."""

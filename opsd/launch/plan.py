@@ -16,9 +16,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opsd.config import Run, check_inputs, freeze, params, to_run
+from opsd.config import Run, freeze, params, to_run
 from opsd.endings import attempt
 from opsd.files import write_json
+from opsd.inputs import check_inputs
 from opsd.launch.compose import Point
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def check_points(points: list[Point]) -> list[Run]:
     Raises:
         ValueError: at least one point is broken; every broken one is listed.
     """
-    seen: dict[str, int | None | ValueError] = {}
+    seen: dict[str, Any] = {}
     runs, broken = [], []
     for point in points:
         try:

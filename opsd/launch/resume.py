@@ -9,9 +9,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from opsd.config import Schedule, check_inputs, freeze, frozen, to_run
+from opsd.config import Schedule, freeze, frozen, to_run
 from opsd.endings import RESULT, only_job
 from opsd.files import write_json
+from opsd.inputs import check_inputs
 from opsd.launch.compose import Point
 from opsd.launch.plan import Job
 

@@ -108,6 +108,7 @@ def to_scoring(cfg: Any) -> Scoring:
         ValueError: a value is wrong, not exactly one of model and checkpoint is given, or an input cannot be read.
     """
     from opsd import checkpoints, config
+    from opsd.inputs import check_length
     from opsd.launch.plan import check_root, label, stem
     from opsd.typed import typed
 
@@ -131,7 +132,7 @@ def to_scoring(cfg: Any) -> Scoring:
     check_root(parent)
     context = options["model"].check()
     options["eval"].check()
-    config.check_length("eval", options["eval"].max_len, options["model"].name, context)
+    check_length("eval", options["eval"].max_len, options["model"].name, context)
     name = options["eval"].name if checkpoint else label([f"eval-{options['model'].name}-{options['eval'].name}"])
     return Scoring(root=root, checkpoint=checkpoint, parent=parent, name=stem(name), **options)
 

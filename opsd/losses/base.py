@@ -45,6 +45,36 @@ class Loss(Option):
         """Upper bounds of one entry and of one token's value (inf where there is none): a clip above them cannot bind."""
         return float("inf"), float("inf")
 
+    def divergence(self, contributions_TK: Tensor, student_logps_TV: Tensor, teacher_logps_TV: Tensor) -> Tensor:
+        """What `train/divergence` shows, `[T]`: before clipping, and in units that can be compared between runs."""
+        return contributions_TK.sum(-1)
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether the teacher's log-probs are read. Without a teacher the student's own, detached, stand in their place."""
+        return True
+
+    @property
+    def clippable(self) -> bool:
+        """Whether contributions are a divergence, which a clip can bound."""
+        return True
+
+    @property
+    def needs_sampler(self) -> bool:
+        """Whether `sampler_logps_T` is read, which only sampled responses have."""
+        return False
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Names of what `measure` gives, each logged as `train/<name>`, a mean over tokens."""
+        return ()
+
+    def measure(
+        self, student_logps_TV: Tensor, teacher_logps_TV: Tensor, *, response_ids_T: Tensor, sampler_logps_T: Tensor
+    ) -> list[Tensor]:
+        """Columns `[T]` of the loss's own, one for each of `measures`; nothing here has a gradient."""
+        return []
+
 
 @dataclass(kw_only=True, slots=True)
 class Divergence(Loss):

@@ -15,15 +15,31 @@ class PromptTemplate(Option):
     """Both sides of a problem in one place, so that their relation is visible."""
 
     @property
-    def needs(self) -> str | None:
-        """The field of a problem, beside its text, that the teacher reads; every problem of the run must have it."""
+    def needs(self) -> frozenset[str]:
+        """The fields of a problem, beside its text, that the teacher reads; every problem of the run must have them."""
         raise NotImplementedError
 
-    def render(self, problem: Problem, *, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int) -> Prompt | None:
-        """The two prompts as token ids, or None where the row is dropped (`too_long=drop`, or a problem that alone is too long).
+    @property
+    def analysis_len(self) -> int | None:
+        """Tokens of the analysis that the teacher writes before it reads the response; None: it writes none."""
+        return None
+
+    def render(
+        self,
+        problem: Problem,
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        max_prompt_tokens: int,
+        teacher: bool,
+        analysis: str | None = None,
+    ) -> Prompt | None:
+        """The prompts as token ids, or None where the row is dropped (`too_long=drop`, or a problem that alone is too long).
 
         Args:
             problem: with the privileged field present; its absence is a ValueError.
             max_prompt_tokens: what the model's context leaves beside the longest response.
+            teacher: whether the run has one; the teacher's prompt is not made without.
+            analysis: what the teacher wrote on `analysis_ids`. Before it has, a prompt is rendered with none, and a row where the
+                longest analysis would not fit is dropped already then.
         """
         raise NotImplementedError

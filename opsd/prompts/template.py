@@ -62,13 +62,23 @@ class Template(PromptTemplate):
             )
 
     @property
-    def needs(self) -> str | None:
-        return self.privileged.name if "{privileged}" in self.teacher else None
+    def needs(self) -> frozenset[str]:
+        return frozenset({self.privileged.name} if "{privileged}" in self.teacher else ())
 
-    def render(self, problem: Problem, *, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int) -> Prompt | None:
+    def render(
+        self,
+        problem: Problem,
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        max_prompt_tokens: int,
+        teacher: bool,
+        analysis: str | None = None,
+    ) -> Prompt | None:
         student_ids = chat.render(tokenizer, fill(self.student, problem.text, ""), thinking=self.student_thinking)
         if len(student_ids) > max_prompt_tokens:
             return None
+        if not teacher:
+            return Prompt(problem=problem, student_ids=student_ids, teacher_ids=None, shortened=False, analysis_ids=None)
         limit = max_prompt_tokens if self.max_teacher_tokens is None else min(max_prompt_tokens, self.max_teacher_tokens)
 
         def teacher_ids(privileged: str) -> list[int]:
@@ -77,19 +87,19 @@ class Template(PromptTemplate):
         privileged = self.privileged_text(problem)
         whole_ids = teacher_ids(privileged)
         if len(whole_ids) <= limit:
-            return Prompt(problem=problem, student_ids=student_ids, teacher_ids=whole_ids, shortened=False)
-        if self.too_long is TooLong.drop or self.needs is None:
+            return Prompt(problem=problem, student_ids=student_ids, teacher_ids=whole_ids, shortened=False, analysis_ids=None)
+        if self.too_long is TooLong.drop or not self.needs:
             return None
         shortened_ids = longest_that_fits(teacher_ids, privileged, limit=limit)
         if shortened_ids is None:
             return None
-        return Prompt(problem=problem, student_ids=student_ids, teacher_ids=shortened_ids, shortened=True)
+        return Prompt(problem=problem, student_ids=student_ids, teacher_ids=shortened_ids, shortened=True, analysis_ids=None)
 
     def privileged_text(self, problem: Problem) -> str:
         """The privileged field, or nothing where the teacher's template has no slot for it."""
-        field = self.needs
-        if field is None:
+        if not self.needs:
             return ""
+        field = self.privileged.name
         text = problem.solution if self.privileged is Privileged.solution else problem.answer
         if text is None:
             other = "answer" if field == "solution" else "solution"

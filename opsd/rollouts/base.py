@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from opsd.registry import Option
-from opsd.types import LoadedModel, Request, Response, Sampling
+from opsd.types import LoadedModel, Prompt, Request, Response, Sampling
 
 
 class Sampler:
@@ -20,20 +20,75 @@ class Sampler:
         raise NotImplementedError
 
 
+class Recorded:
+    """Responses that were there before the run: another run's, or the data's own."""
+
+    def responses(self, prompts: list[Prompt], *, step: int) -> list[Response]:
+        """One for each prompt, in order.
+
+        Args:
+            prompts: the step's, a problem repeated for each of its samples.
+            step: the optimizer step they are for, from 1.
+
+        Raises:
+            ValueError: nothing is recorded for one of them.
+        """
+        raise NotImplementedError
+
+
 @dataclass(kw_only=True, slots=True)
 class RolloutEngine(Option):
-    """How responses are sampled."""
+    """Where the responses come from that are trained on, and who samples those of an evaluation."""
 
-    max_len: int
-    temperature: float
-    top_p: float
-    top_k: int | None
+    max_len: int  # response tokens at most
     samples: int  # responses a problem
 
     def __post_init__(self) -> None:
         for key in ("max_len", "samples"):
             if getattr(self, key) < 1:
                 raise ValueError(f"rollout.{key}={getattr(self, key)}: must be at least 1.")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The fields of a problem, beside its text, that become responses."""
+        return frozenset()
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """How the responses were or are sampled; None: they were not, and have no log-probs of a sampler."""
+        return None
+
+    @property
+    def samples_anew(self) -> bool:
+        """Whether responses are sampled from the weights at hand; otherwise `recorded` has them."""
+        return True
+
+    def check(self) -> None:
+        """Refuses what cannot be read, before anything is written. Needs no torch.
+
+        Raises:
+            ValueError: names the key, its value and what to do.
+        """
+
+    def build(self, loaded: LoadedModel) -> Sampler:
+        """A sampler for evaluations and, where `samples_anew`, for the rollouts."""
+        raise NotImplementedError
+
+    def recorded(self, loaded: LoadedModel) -> Recorded:
+        """The responses of a run that samples none; called where not `samples_anew`."""
+        raise NotImplementedError
+
+
+@dataclass(kw_only=True, slots=True)
+class SamplingEngine(RolloutEngine):
+    """Responses sampled from the weights at hand. Subclasses say by what."""
+
+    temperature: float
+    top_p: float
+    top_k: int | None
+
+    def __post_init__(self) -> None:
+        RolloutEngine.__post_init__(self)
         if not 0 < self.temperature < float("inf"):
             raise ValueError(
                 f"rollout.temperature={self.temperature}: must be above 0 and finite, since the loss divides logits by it; "
@@ -47,6 +102,3 @@ class RolloutEngine(Option):
     @property
     def sampling(self) -> Sampling:
         return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, max_len=self.max_len)
-
-    def build(self, loaded: LoadedModel) -> Sampler:
-        raise NotImplementedError

@@ -7,17 +7,17 @@ batch matters to rounding alone. The decode loop stands in `decoding.py`.
 from __future__ import annotations
 
 from opsd.registry import register
-from opsd.rollouts.base import RolloutEngine, Sampler
+from opsd.rollouts.base import Sampler, SamplingEngine
 from opsd.types import LoadedModel
 
 
 @register("rollout", "transformers")
-class TransformersEngine(RolloutEngine):
+class TransformersEngine(SamplingEngine):
     max_rows: int  # responses decoded at one time
     cache_tokens: int  # prompts and longest responses together of what is decoded at one time: bounds the key-value cache
 
     def __post_init__(self) -> None:
-        RolloutEngine.__post_init__(self)
+        SamplingEngine.__post_init__(self)
         for key in ("max_rows", "cache_tokens"):
             if getattr(self, key) < 1:
                 raise ValueError(f"rollout.{key}={getattr(self, key)}: must be at least 1.")

@@ -35,6 +35,22 @@ class TeacherModel:
 class Teacher(Option):
     """Which weights the teacher has."""
 
+    @property
+    def exists(self) -> bool:
+        """Whether there is a teacher at all; false for `teacher=none` alone."""
+        return True
+
+    def check(self) -> None:
+        """Refuses what cannot be read, before anything is written. Needs no torch.
+
+        Raises:
+            ValueError: names the key, its value and what to do.
+        """
+
     def build(self, loaded: LoadedModel) -> TeacherModel:
-        """Called once, while `loaded` still holds its STARTING weights, also when a run resumes."""
+        """Called once, while `loaded` still holds its STARTING weights, also when a run resumes.
+
+        Raises:
+            ValueError: the teacher does not fit this student.
+        """
         raise NotImplementedError
