@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from opsd.types import LoadedModel
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(kw_only=True, slots=True)
@@ -32,7 +32,7 @@ class Progress:
     """How far a run has come."""
 
     step: int  # optimizer steps taken
-    position: int  # problems drawn from the stream
+    position: list[list[int]]  # of the problem stream: for each pool the prompts taken and the problems drawn
     elapsed_s: float  # wall time, over all jobs
     mlflow_run_id: str
     engine: str

@@ -21,8 +21,9 @@ from omegaconf.errors import InterpolationResolutionError
 from opsd.batching import Reduction
 from opsd.files import write_whole
 from opsd.hub import is_hub_id
+from opsd.records import as_recorded
 from opsd.registry import FOLDERS, lookup
-from opsd.typed import spelled, typed
+from opsd.typed import spelled, typed, unresolved
 
 if TYPE_CHECKING:
     from opsd.clipping.base import Clipping
@@ -50,7 +51,7 @@ SHORT = {  # the columns that MLflow shows first, and the config key behind each
     "steps": "train.steps",
     "batch": "train.batch",
 }
-NOT_PARAMS = ("do", "resume", "name", "output_root", "format", "clipping.clip")  # how a run was started, not what it computes
+NOT_PARAMS = ("do", "resume", "baseline", "name", "output_root", "format", "clipping.clip")  # not what it computes
 MAX_PARAM_CHARS = 6000  # MLflow refuses longer values
 
 
@@ -141,6 +142,7 @@ class Root:
     clip: float | None
     do: Do
     resume: str | None
+    baseline: str | None
     output_root: str
     threads: int
     format: int
@@ -233,8 +235,10 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
     try:
         values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False)
     except InterpolationResolutionError as error:
-        raise ValueError(f"{error.full_key}: its interpolation cannot be resolved ({str(error).splitlines()[0]}).") from error
+        raise ValueError(unresolved(error, cfg)) from error
     assert isinstance(values, dict)
+    if isinstance(values.get("rollout"), dict):
+        values["rollout"] = as_recorded(values["rollout"])
     return {str(key): value for key, value in values.items()}
 
 
@@ -259,6 +263,7 @@ def check_together(run: Run) -> None:
     if run.clipping.kind == "none" and run.clip is not None:
         raise ValueError(f"clip={run.clip} with clipping=none: nothing would be clipped; set clip=null or clipping=rescale.")
     check_loss(run)
+    run.warnings += run.prompt.check_teacher(run.teacher.kind)
     if run.train.batch % run.rollout.samples:
         raise ValueError(
             f"train.batch={run.train.batch} with rollout.samples={run.rollout.samples}: a step's rollouts are a whole number of "
@@ -286,7 +291,7 @@ def check_loss(run: Run) -> None:
     if not run.loss.clippable and run.clipping.kind != "none":
         raise ValueError(
             f"clipping={run.clipping.name} with loss={loss}: its value is no divergence, so that capping it means nothing; set "
-            "clipping=none."
+            "clipping=none clip=null."
         )
     if run.loss.needs_sampler and run.rollout.sampling is None:
         raise ValueError(
@@ -321,9 +326,11 @@ def freeze(cfg: DictConfig, path: Path) -> None:
     """Writes the resolved config with absolute paths, whole or not at all."""
     values = resolved(cfg)
     values["output_root"] = absolute(values["output_root"])
-    for group in FOLDERS:
-        if isinstance(values[group].get("path"), str):
-            values[group]["path"] = absolute(values[group]["path"])
+    if values["baseline"] is not None:
+        values["baseline"] = absolute(values["baseline"])
+    for option in (*(values[group] for group in FOLDERS), *values["data"].get("sources", {}).values()):
+        if isinstance(option.get("path"), str):
+            option["path"] = absolute(option["path"])
     write_whole(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from opsd.scoring import DIAGNOSTICS
+from opsd.token_kinds import KINDS, TokenKinds
 from opsd.types import FinishReason, MicroBatch, Rollout
 
 if TYPE_CHECKING:
@@ -59,10 +60,29 @@ def token_metrics(
         if len(cosine_N):
             metrics[f"train/{name}_median"] = float(cosine_N.median())
             metrics[f"train/{name}_negative"] = float((cosine_N < 0).double().mean())
-    sampler_gap_N = (columns_N["raw_logp"] - raw_N).abs()
-    metrics["rollout/sampler_gap"] = float(sampler_gap_N.mean())
-    metrics["rollout/sampler_gap_max"] = float(sampler_gap_N.max())
+    if not raw_N.isnan().any():  # responses that were sampled
+        sampler_gap_N = (columns_N["raw_logp"] - raw_N).abs()
+        metrics["rollout/sampler_gap"] = float(sampler_gap_N.mean())
+        metrics["rollout/sampler_gap_max"] = float(sampler_gap_N.max())
     metrics["train/response_tokens"] = float(len(weights_N))
+    return metrics
+
+
+def kind_metrics(
+    batches: Sequence[MicroBatch], diagnostics: Sequence[Tensor], *, columns: Sequence[str], kinds: TokenKinds
+) -> dict[str, float]:
+    """The share of each kind of token (`opsd.token_kinds`) in the optimizer step, and its mean divergence before clipping."""
+    import torch
+
+    kinds_N = kinds.of(torch.cat([batch.response_ids_T for batch in batches]))
+    divergence_N = torch.cat(list(diagnostics))[:, list(columns).index("divergence")].double().cpu()
+    metrics = {}
+    for kind, name in enumerate(KINDS):
+        of_kind_N = kinds_N == kind
+        if len(kinds_N):
+            metrics[f"train/tokens_{name}"] = float(of_kind_N.double().mean())
+        if of_kind_N.any():
+            metrics[f"train/divergence_{name}"] = float(divergence_N[of_kind_N].mean())
     return metrics
 
 
@@ -78,10 +98,29 @@ def rollout_metrics(rollouts: Sequence[Rollout], *, boxed: Sequence[bool], corre
         "rollout/truncated": sum(r.finish_reason is FinishReason.LENGTH for r in responses) / len(responses),
         "rollout/boxed": sum(boxed) / len(boxed),
         "rollout/repeated": sum(repeated(response.token_ids) for response in responses) / len(responses),
-        "rollout/weights_version": float(min(response.weights_version for response in responses)),
     }
+    versions = [response.weights_version for response in responses if response.weights_version is not None]
+    if versions:
+        metrics["rollout/weights_version"] = float(min(versions))
     if known:
         metrics["rollout/correct"] = sum(known) / len(known)
+    return metrics
+
+
+def pool_metrics(pools: Sequence[str], correct: Sequence[bool | None], *, names: Sequence[str]) -> dict[str, float]:
+    """Each pool's share of the step's rollouts, and how many of them are right where that is known.
+
+    Args:
+        pools: the pool of each rollout's problem.
+        correct: None where no answer is known.
+        names: every pool, also one that has none of these rollouts.
+    """
+    metrics = {}
+    for name in names:
+        metrics[f"rollout/share_{name}"] = sum(pool == name for pool in pools) / len(pools)
+        known = [verdict for pool, verdict in zip(pools, correct, strict=True) if pool == name and verdict is not None]
+        if known:
+            metrics[f"rollout/correct_{name}"] = sum(known) / len(known)
     return metrics
 
 

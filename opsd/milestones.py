@@ -7,37 +7,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opsd import chat, checkpoints
+from opsd import checkpoints
 from opsd.evaluate import compare, evaluate, load_report, metrics_of, save_report
+from opsd.inputs import told
+from opsd.preflight.baseline import versus
 from opsd.tracking import EVALUATION
 
 if TYPE_CHECKING:
     from opsd.config import Run
     from opsd.run import Parts
-    from opsd.types import StepReport
 
 
-def compare_prompts(parts: Parts) -> None:
-    """Says once, and tags the run with, whether the student trains on the very prompt that the evaluation asks with.
-
-    Where it does not, a gain in training need not show in the score: long rollouts have turned it into a loss.
-
-    Raises:
-        ValueError: no problem fits the context, which shows here before anything is sampled.
-    """
-    run, tokenizer = parts.run, parts.loaded.tokenizer
-    if not run.eval.enabled:
-        return
-    prompt = parts.stream.first()
-    asked = chat.render(tokenizer, run.eval.prompt_text(prompt.problem), thinking=run.eval.thinking)
-    same = prompt.student_ids == asked
-    parts.tracker.tag({"student_prompt_is_eval_prompt": str(same).lower()})
-    if same:
-        parts.terminal.say(f"prompt={run.prompt.name}: the student's prompt is token for token that of eval={run.eval.name}")
-    else:
-        parts.terminal.say(f"prompt={run.prompt.name}: the student's prompt DIFFERS from that of eval={run.eval.name}")
-    if not chat.has_thinking_switch(tokenizer):
-        parts.terminal.say(f"model={run.model.name}: its chat template has no thinking switch, so thinking on and off are the same")
+def tell_data(parts: Parts) -> None:
+    """Says what the run trains on and what was left out of it; the run's tags `data.*` hold the counts."""
+    parts.terminal.say(told(parts.run.data.name, parts.data))
+    parts.tracker.tag({f"data.{reason}": str(count) for reason, count in parts.data.counts.items()})
 
 
 def is_evaluation_due(run: Run, step: int) -> bool:
@@ -104,6 +88,8 @@ def summary(parts: Parts) -> dict[str, Any]:
         metric = f"avg_at_{after.k}"
         result |= {"benchmark": after.benchmark, "metric": metric, "before": before.metrics[metric], "after": after.metrics[metric]}
         result["difference"] = asdict(compare(before, after))
+        if run.baseline is not None:
+            result["baseline"] = versus(run.baseline, after)
     return result
 
 
@@ -112,13 +98,9 @@ def out_of_time(parts: Parts) -> bool:
     return limit_s is not None and parts.progress.elapsed_s + time.monotonic() - parts.began >= limit_s
 
 
-def warn_of_turned_gradients(parts: Parts, report: StepReport) -> None:
-    """Once: clipping turns the gradient of most of the tokens it touches (arXiv 2601.18734's pointwise clipping can)."""
-    share = report.metrics.get("train/cosine_clipped_negative", 0.0)
-    if share > 0.5 and not parts.warned:
-        parts.warned = True
-        parts.terminal.say(
-            f"warning: at step {report.step} clipping={parts.run.clipping.name} turns the gradient of {share:.0%} of the tokens "
-            "that it caps against their unclipped one: the model may be trained away from its teacher; set clipping=rescale, or a "
-            "larger clip"
-        )
+def warn(parts: Parts, step: int, warnings: list[str]) -> None:
+    """Says what the signals of a step warn of; the run's tag `warnings` holds the names of all so far."""
+    for warning in warnings:
+        parts.terminal.say(f"warning: at step {step} {warning}")
+    if warnings:
+        parts.tracker.tag({"warnings": ", ".join(parts.signals.told)})

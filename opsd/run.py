@@ -15,30 +15,34 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opsd import batching, checkpoints, config
+from opsd import batching, checkpoints, config, records
 from opsd.checkpoints import Progress
 from opsd.config import Run, Schedule, Train
 from opsd.endings import INTERRUPTED, RESULT, Interrupt, NonFinite, attempt, explain, fail, only_job
 from opsd.engines.base import AdamW
+from opsd.evaluate import texts_of
 from opsd.files import write_json
-from opsd.inputs import training_problems
+from opsd.inputs import problem_stream, training_problems
 from opsd.milestones import (
-    compare_prompts,
     evaluate_if_due,
     is_evaluation_due,
     out_of_time,
     rollouts_file,
     save,
     summary,
+    tell_data,
     upload_rollouts,
-    warn_of_turned_gradients,
+    warn,
 )
+from opsd.preflight.start import announce
 from opsd.seeding import derive
+from opsd.signals import Signals
 from opsd.stream import ProblemStream, digest
 from opsd.terminal import Terminal
 from opsd.timing import Clock, peak_memory
-from opsd.tracking import Tracker, TrackingError, recorded_in
-from opsd.types import LoadedModel, Prompt, Request, Rollout, StepReport
+from opsd.token_kinds import TokenKinds
+from opsd.tracking import OBJECTIVE, Tracker, TrackingError, recorded_in
+from opsd.types import FinishReason, LoadedModel, ProblemSet, Prompt, Request, Rollout, StepReport
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
     from opsd.rollouts.base import Recorded, Sampler
     from opsd.scoring import Objective
     from opsd.teachers.base import TeacherModel
+    from opsd.view import Scorers
 
 
 @dataclass(kw_only=True, slots=True)
@@ -56,17 +61,19 @@ class Parts:
     run: Run
     run_dir: Path
     loaded: LoadedModel
+    data: ProblemSet
     stream: ProblemStream
     sampler: Sampler
     recorded: Recorded | None  # None: responses are sampled
     teacher: TeacherModel | None
     objective: Objective
+    kinds: TokenKinds
     engine: TrainingEngine
     tracker: Tracker
+    signals: Signals
     terminal: Terminal
     progress: Progress
     interrupt: Interrupt
-    warned: bool = False  # of gradients that clipping turned around
     began: float  # monotonic seconds; what came before is in progress.elapsed_s
 
 
@@ -114,16 +121,7 @@ def build(run: Run, run_dir: Path, interrupt: Interrupt) -> Parts:
     store, run_id = recorded_in(run_dir)
     data = training_problems(run)
     loaded = run.model.load(seed=run.seed, device=run.engine.device)
-    stream = ProblemStream(
-        pools=data.pools,
-        render=partial(
-            run.prompt.render,
-            tokenizer=loaded.tokenizer,
-            max_prompt_tokens=loaded.context - run.rollout.max_len,
-            teacher=run.teacher.exists,
-        ),
-        seed=run.seed,
-    )
+    stream = problem_stream(run, data, tokenizer=loaded.tokenizer, context=loaded.context)
     sampler = run.rollout.build(loaded)
     recorded = None if run.rollout.samples_anew else run.rollout.recorded(loaded)
     teacher = run.teacher.build(loaded) if run.teacher.exists else None
@@ -134,7 +132,12 @@ def build(run: Run, run_dir: Path, interrupt: Interrupt) -> Parts:
     optimizer = AdamW(betas=run.train.betas, weight_decay=run.train.weight_decay, max_grad_norm=run.train.max_grad_norm)
     engine = run.engine.build(objective, optimizer=optimizer)
     progress = Progress(
-        step=0, position=0, elapsed_s=0.0, mlflow_run_id=run_id, engine=run.engine.name, problems=digest(data.problems)
+        step=0,
+        position=stream.position,
+        elapsed_s=0.0,
+        mlflow_run_id=run_id,
+        engine=run.engine.name,
+        problems=digest(data.problems),
     )
     found = checkpoints.latest(run_dir)
     if found is not None:
@@ -147,17 +150,26 @@ def build(run: Run, run_dir: Path, interrupt: Interrupt) -> Parts:
         terminal.say(f"going on from {found}")
     sampler.sync(weights_version=progress.step)
     tracker = Tracker(run_dir, store, run_id, step=progress.step, system_metrics=run.tracking.system_metrics)
+    signals = Signals(
+        rollouts=run.train.batch,
+        sampled=run.rollout.samples_anew,
+        clipping=None if run.clip is None else run.clipping.name,
+        earlier=[line for line in tracker.lines if OBJECTIVE in line],
+    )
     return Parts(
         run=run,
         run_dir=run_dir,
         loaded=loaded,
+        data=data,
         stream=stream,
         sampler=sampler,
         recorded=recorded,
         teacher=teacher,
         objective=objective,
+        kinds=TokenKinds(loaded.tokenizer, vocabulary=loaded.head_VH.shape[0]),
         engine=engine,
         tracker=tracker,
+        signals=signals,
         terminal=terminal,
         progress=progress,
         interrupt=interrupt,
@@ -171,16 +183,18 @@ def train(parts: Parts) -> dict[str, Any] | None:
     parts.interrupt.at_once = False
     parts.tracker.artifact(parts.run_dir / "config.yaml")
     parts.tracker.artifact(parts.run_dir / "launch.json")
-    compare_prompts(parts)
+    tell_data(parts)
+    announce(parts)
     if progress.step == 0:
         save(parts)
     evaluate_if_due(parts, last=False)
     with parts.terminal.steps(first=progress.step, total=run.train.steps):
         while progress.step < run.train.steps and not out_of_time(parts) and not parts.interrupt.requested:
             report = take_step(parts, progress.step + 1)
-            parts.tracker.log(report.step, report.metrics, timings=report.seconds)
+            flags, warnings = parts.signals.see(report.metrics)
+            parts.tracker.log(report.step, report.metrics | flags, timings=report.seconds)
             upload_rollouts(parts, report.step)
-            warn_of_turned_gradients(parts, report)
+            warn(parts, report.step, warnings)
             parts.terminal.step(report.step, run.train.steps, report.metrics, report.seconds["time/tokens_per_s"])
             if report.step % run.train.save_every == 0 or is_evaluation_due(run, report.step):
                 save(parts)
@@ -197,7 +211,7 @@ def take_step(parts: Parts, step: int) -> StepReport:
     """One optimizer step: sample, score with both sides, pull the student to the teacher."""
     run, clock = parts.run, Clock()
     prompts, dropped = parts.stream.take(run.train.batch // run.rollout.samples)
-    prompts = with_analyses(parts, prompts, step)
+    prompts, analyses = with_analyses(parts, prompts, step)
     clock.lap("time/analysis_s")
     rollouts = sample(parts, prompts, step)
     clock.lap("time/rollout_s")
@@ -220,7 +234,7 @@ def take_step(parts: Parts, step: int) -> StepReport:
     clock.lap("time/optimizer_s")
     parts.sampler.sync(weights_version=step)
     clock.lap("time/sync_s")
-    metrics = describe(parts, step, rollouts, batches, diagnostics)
+    metrics = describe(parts, step, rollouts, batches, diagnostics) | analyses
     metrics |= {"train/grad_norm": norm, "train/lr": lr, "rollout/dropped": float(dropped)}
     metrics["rollout/shortened"] = float(sum(prompt.shortened for prompt in prompts))
     parts.progress.step, parts.progress.position = step, parts.stream.position
@@ -228,25 +242,30 @@ def take_step(parts: Parts, step: int) -> StepReport:
     return StepReport(step=step, metrics=metrics, seconds=timings | peak_memory())
 
 
-def with_analyses(parts: Parts, prompts: list[Prompt], step: int) -> list[Prompt]:
-    """The prompts, each with what its teacher wrote about the solution, where the prompt option has the teacher write first.
+def with_analyses(parts: Parts | Scorers, prompts: list[Prompt], step: int) -> tuple[list[Prompt], dict[str, float]]:
+    """The prompts, each with what its teacher wrote about the solution, where the prompt option has the teacher write first; and
+    the analyses' mean length in tokens and the share that was cut at the limit.
 
     The sampler's weights write it, those of the step at hand: where the solution is in view, student and teacher are one model.
     """
     run, limit, sampling = parts.run, parts.run.prompt.analysis_len, parts.run.rollout.sampling
     if limit is None or parts.teacher is None:
-        return prompts
+        return prompts, {}
     assert sampling is not None, "config refuses a prompt with an analysis beside responses that were not sampled"
     requests = [
         Request(prompt_ids=prompt.analysis_ids or [], seed=derive(run.seed, "analysis", step, prompt.problem.id))
         for prompt in prompts
     ]
     responses = parts.sampler.generate(requests, sampling=replace(sampling, max_len=limit))
-    texts = parts.loaded.tokenizer.batch_decode([response.token_ids for response in responses], skip_special_tokens=True)
+    texts = texts_of(responses, parts.loaded.tokenizer)
     analysed = [parts.stream.render(prompt.problem, analysis=text) for prompt, text in zip(prompts, texts, strict=True)]
     whole = [prompt for prompt in analysed if prompt is not None]
     assert len(whole) == len(prompts), "a prompt that was made with room for an analysis has none"
-    return whole
+    metrics = {
+        "rollout/analysis_len": sum(len(response.token_ids) for response in responses) / len(responses),
+        "rollout/analysis_truncated": sum(r.finish_reason is FinishReason.LENGTH for r in responses) / len(responses),
+    }
+    return whole, metrics
 
 
 def sample(parts: Parts, prompts: list[Prompt], step: int) -> list[Rollout]:
@@ -273,15 +292,20 @@ def sample(parts: Parts, prompts: list[Prompt], step: int) -> list[Rollout]:
 
 
 def describe(parts: Parts, step: int, rollouts: list[Rollout], batches: list[Any], diagnostics: list[Tensor]) -> dict[str, float]:
-    """The step's metrics; every `train.log_every` steps its rollouts are kept too."""
+    """The step's metrics; its rollouts are saved, and written out for people every `train.log_every` steps."""
     from opsd.evaluation.answers import final_box, is_right
-    from opsd.metrics import rollout_metrics, token_metrics
+    from opsd.metrics import kind_metrics, pool_metrics, rollout_metrics, token_metrics
 
+    records.save(parts.run_dir, step, rollouts)
     boxes = [final_box(rollout.text) for rollout in rollouts]
     golds = [rollout.prompt.problem.answer for rollout in rollouts]
     correct = [None if gold is None else is_right(box, gold) for box, gold in zip(boxes, golds, strict=True)]
     metrics = token_metrics(batches, diagnostics, columns=parts.objective.columns, teacher=parts.teacher is not None)
+    metrics |= kind_metrics(batches, diagnostics, columns=parts.objective.columns, kinds=parts.kinds)
     metrics |= rollout_metrics(rollouts, boxed=[box is not None for box in boxes], correct=correct)
+    if len(parts.data.pools) > 1:
+        pools = [parts.stream.pool_of[rollout.prompt.problem.id] for rollout in rollouts]
+        metrics |= pool_metrics(pools, correct, names=[pool.name for pool in parts.data.pools])
     if step == 1 or step % parts.run.train.log_every == 0:
         file = rollouts_file(parts.run_dir, step)
         file.parent.mkdir(exist_ok=True)

@@ -10,7 +10,7 @@ Shapes: T response tokens, V vocabulary entries, H hidden width (the teacher's m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -180,7 +180,7 @@ def cosine(gradient_TV: Tensor, unclipped_TV: Tensor) -> Tensor:
     return torch.where(unclipped_size_T > 0, cosine_T, torch.full_like(dot_T, torch.nan))
 
 
-def hidden_at(body: nn.Module, side: Sequences) -> Tensor:
+def hidden_at(body: Callable[..., Any], side: Sequences) -> Tensor:
     """The hidden states that predict the response tokens, `[T, H]`. Right padding is to the right of all that matters."""
     hidden_BLH = body(input_ids=side.ids_BL, use_cache=False).last_hidden_state
     flat = hidden_BLH.flatten(0, 1)

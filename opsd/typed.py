@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import types
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from omegaconf import OmegaConf, ValidationError
+from omegaconf import DictConfig, OmegaConf, ValidationError
+from omegaconf.errors import InterpolationResolutionError
 
 
 def typed(cls: type, values: dict[str, Any], *, where: str, option: str) -> Any:
@@ -36,9 +38,19 @@ def check_keys(cls: type, values: dict[str, Any], where: str, option: str) -> No
             check_keys(nested[0], value, f"{where}{key}.", option)
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{where}{key}={value}: must be finite.")
+        if isinstance(value, str) and "${" in value:  # all that refer to something have been resolved
+            raise ValueError(f"{where}{key}: holds `${{`, which a config reads as a reference to another value; write `$ {{`.")
     for key in hints:
-        if key not in values or values[key] == "???":
-            raise ValueError(f"{where}{key} is not set: {option} needs it; add {where}{key}=VALUE to the command line.")
+        unset = key if key not in values else missing_in(values[key], key)
+        if unset is not None:
+            raise ValueError(f"{where}{unset} is not set: {option} needs it; add {where}{unset}=VALUE to the command line.")
+
+
+def missing_in(value: Any, key: str) -> str | None:
+    """The dotted key of the first `???` in a value, the value's own where it is one."""
+    if isinstance(value, dict):
+        return next((unset for name, item in value.items() if (unset := missing_in(item, f"{key}.{name}")) is not None), None)
+    return key if value == "???" else None
 
 
 def spelled(value: Any) -> str:
@@ -55,6 +67,20 @@ def hint_of(cls: type, key: str) -> Any:
             break
         hint = get_type_hints(classes[0])[name]
     return hint
+
+
+def unresolved(error: InterpolationResolutionError, cfg: DictConfig) -> str:
+    """What is wrong with a reference to another value of the config, most often to one that only some options of a group have."""
+    missing = re.search(r"Interpolation key '(\w+)\.([\w.]+)' not found", str(error))
+    option = missing and OmegaConf.select(cfg, f"{missing[1]}.name")
+    if missing is None or option is None:
+        return f"{error.full_key}: its interpolation cannot be resolved ({str(error).splitlines()[0]})."
+    group = missing[1]
+    unscored = " (eval.in_run=false: it then lends its words alone, and the run is not scored)" if group == "eval" else ""
+    return (
+        f"{error.full_key}: takes its value from {group}.{missing[2]}, which {group}={option} does not have; choose another "
+        f"{group}{unscored}, or set {error.full_key} itself."
+    )
 
 
 def parts(hint: Any) -> tuple[Any, ...]:

@@ -60,7 +60,7 @@ class Prompt:
     problem: Problem
     student_ids: list[int]
     teacher_ids: list[int] | None  # None: the run has no teacher
-    shortened: bool  # the privileged text was cut to fit
+    shortened: bool  # the privileged text, or the analysis of it, was cut to fit
     analysis_ids: list[int] | None  # what the teacher is asked before it reads the response; None: nothing
 
 
@@ -87,10 +87,10 @@ class Response:
     """What a rollout engine gives back for one request."""
 
     token_ids: list[int]  # with the end-of-turn token, where the model wrote one
-    logps: list[float]  # raw: log-softmax of the logits as they are
+    logps: list[float]  # raw: log-softmax of the logits as they are; NaN throughout where the response was not sampled
     processed_logps: list[float]  # after temperature, top_k and top_p: the sampler's own probability
     finish_reason: FinishReason
-    weights_version: int  # optimizer steps that the sampling weights had seen
+    weights_version: int | None  # optimizer steps that the sampling weights had seen; None: it was not sampled
 
 
 @dataclass(kw_only=True, slots=True)

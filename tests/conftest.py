@@ -28,6 +28,12 @@ def shared() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One MLflow store for all whole runs: making one takes ten seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
+
+
 def make_tokenizer():
     """A byte-level BPE tokenizer with Qwen-like markers, some merges, a thinking switch, and a pad token that IS its end token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

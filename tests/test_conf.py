@@ -10,11 +10,30 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from opsd.config import FORMAT, GROUPS, Do, Run, to_option, to_run
+from opsd.launch.prompt_file import inline
 
 CONF = Path(__file__).parents[1] / "conf"
-OPTIONS = sorted((path.parent.name, path.stem) for path in CONF.glob("*/*.yaml"))
-BESIDE: dict[tuple[str, str], tuple[str, ...]] = {}  # options that make sense only with others
-NEEDS = {"data.path": "rows.jsonl", "model.path": "somewhere"}  # what a user must give
+FILE = str(Path(__file__).parent / "prompts" / "file.yaml")
+OPTIONS = sorted(  # (group, option); an experiment may stand in a folder of its own: ("experiment", "trace/baseline")
+    (path.relative_to(CONF).parts[0], Path(*path.relative_to(CONF).parts[1:]).with_suffix("").as_posix())
+    for path in CONF.rglob("*.yaml")
+    if path.parent != CONF
+)
+BESIDE: dict[tuple[str, str], tuple[str, ...]] = {  # sense only with others
+    ("teacher", "none"): ("loss=nll", "rollout=dataset"),
+    ("loss", "nll"): ("rollout=dataset",),
+    ("data", "mix"): ("+data@data.sources.a=arithmetic", "+data@data.sources.b=jsonl", "data.shares={a: 1, b: 2}"),
+}
+NEEDS = {
+    "data.path": "rows.jsonl",
+    "data.repo": "someone/problems",
+    "data.sources.b.path": "rows.jsonl",
+    "data.sources.replay.path": "rows.jsonl",
+    "model.path": "somewhere",
+    "teacher.path": "somewhere",
+    "prompt.path": FILE,
+    "rollout.path": str(Path(__file__).parent / "rollouts" / "recorded"),
+}  # what a user must give
 
 
 def composed(*overrides: str, root: str = "config") -> DictConfig:
@@ -26,6 +45,7 @@ def run_of(*overrides: str) -> Run:
     cfg = composed(*overrides)
     for key in OmegaConf.missing_keys(cfg):
         OmegaConf.update(cfg, key, NEEDS[key])
+    inline(cfg)
     return to_run(cfg)
 
 
@@ -80,6 +100,38 @@ def test_the_default_is_the_paper_with_its_clipping_repaired() -> None:
 def test_each_clipping_brings_its_clip_and_the_command_line_wins(overrides: list[str], clip: float | None) -> None:
     run = run_of(*overrides)
     assert run.clip == run.clipping.clip == clip
+
+
+@pytest.mark.parametrize(
+    ("overrides", "teacher", "clipping"),
+    [
+        (["loss=sampled_token"], "initial", "none"),
+        (["loss=nll", "rollout=dataset"], "none", "none"),
+        (["loss=forward_kl"], "initial", "rescale"),
+        (["experiment=sampled_token"], "initial", "none"),
+    ],
+)
+def test_a_loss_brings_along_what_it_needs(overrides: list[str], teacher: str, clipping: str) -> None:
+    run = run_of(*overrides)
+    assert (run.teacher.name, run.clipping.name) == (teacher, clipping)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["loss=sampled_token", "clipping=entry"], r"^clipping=entry with loss=sampled_token: .* set clipping=none clip=null\.$"),
+        (["experiment=opsd_qwen3_1_7b", "loss=sampled_token"], r"^clipping=entry with loss=sampled_token: "),
+        (["loss=sampled_token", "clip=0.3"], r"^clip=0\.3 with clipping=none: "),
+        (["loss=sampled_token", "rollout=dataset"], r"^rollout=dataset with loss=sampled_token: .* not sampled"),
+        (["loss=sampled_token", "teacher=none"], r"^loss=sampled_token with teacher=none: "),
+        (["loss=nll"], r"^loss=nll with rollout=transformers: .* set rollout=dataset or rollout=replay\.$"),
+        (["loss=nll", "rollout=dataset", "teacher=live"], r"^teacher=live with loss=nll: .* set teacher=none\.$"),
+        (["loss=nll", "rollout=dataset", "clipping=token"], r"^clipping=token with loss=nll: "),
+    ],
+)
+def test_what_a_loss_cannot_use_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run_of(*overrides)
 
 
 def test_the_released_jsd_is_its_three_overrides() -> None:

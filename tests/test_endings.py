@@ -26,12 +26,12 @@ def rendered(problem: Problem, *, least: int) -> Prompt | None:
 
 def test_the_first_prompt_that_fits_is_found_without_drawing_one() -> None:
     stream = ProblemStream(pools=POOLS, render=lambda problem: rendered(problem, least=2), seed=0)
-    assert stream.first().problem.id == "2" and stream.position == 0
+    assert stream.first().problem.id == "2" and stream.position == [[0, 0]]
 
 
 def test_problems_that_are_all_too_long_are_refused() -> None:
     stream = ProblemStream(pools=POOLS, render=lambda problem: rendered(problem, least=9), seed=0)
-    said = r"^data: all 4 problems are too long for the context beside rollout.max_len; lower that, raise model.context"
+    said = r"^data: all 4 problems of all are too long for the context beside rollout.max_len; lower that, raise model.context"
     with pytest.raises(ValueError, match=said):
         stream.first()
     with pytest.raises(ValueError, match=said):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,19 @@ from opsd.registry import lookup
 from opsd.scoring import DIAGNOSTICS, Objective
 from opsd.types import FinishReason, Problem, Prompt, Response, Rollout
 
-LOSS = lookup("loss", "forward_kl")(name="forward_kl", kind="forward_kl", temperature=None, top_k=None)
+
+def make_loss(kind: str, **values):
+    return lookup("loss", kind)(name=kind, kind=kind, temperature=None, **values)
+
+
+LOSS = make_loss("forward_kl", top_k=None)
+LOSSES = {
+    "forward_kl": LOSS,
+    "top_k": make_loss("jsd", beta=0.3, top_k=5),
+    "sampled_token": make_loss("sampled_token", adv_clip=2.0, ratio_clip=2.0),
+    "nll": make_loss("nll"),
+}
+EVERY_LOSS = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 CLIPPING = lookup("clipping", "none")(name="none", kind="none", clip=None)
 DIFFERENT = 40  # any token that is neither a marker nor the end of a turn
 
@@ -31,9 +44,13 @@ def rollout(loaded, student: int, teacher: int, response_ids: list[int], finish=
     prompt = Prompt(
         problem=problem, student_ids=spell(student, 1), teacher_ids=spell(teacher, 2), shortened=False, analysis_ids=None
     )
-    zeros = [0.0] * len(response_ids)
-    response = Response(token_ids=response_ids, logps=zeros, processed_logps=list(zeros), finish_reason=finish, weights_version=0)
+    logps = [-0.1 * i for i in range(len(response_ids))]
+    response = Response(token_ids=response_ids, logps=logps, processed_logps=list(logps), finish_reason=finish, weights_version=0)
     return Rollout(prompt=prompt, response=response, text=loaded.tokenizer.decode(response_ids))
+
+
+def without_teacher(rollouts: list[Rollout]) -> list[Rollout]:
+    return [replace(rollout, prompt=replace(rollout.prompt, teacher_ids=None)) for rollout in rollouts]
 
 
 def logps_alone(loaded, prompt_ids: list[int], response_ids: list[int]) -> torch.Tensor:
@@ -65,7 +82,8 @@ def accumulate(loaded, rollouts, *, micro_tokens, reduction=Reduction.token, **s
     batches, diagnostics = [], []
     for rows in batching.cut(rollouts, micro_tokens=micro_tokens):
         batch = batching.collate([rollouts[i] for i in rows], [weights[i] for i in rows], mine.device)
-        diagnostics.append(engine.accumulate(batch, teacher.hidden(batch.teacher), teacher.head_VH, want_cosine=False))
+        scored = (teacher.hidden(batch.teacher), teacher.head_VH) if batch.teacher is not None else (None, None)
+        diagnostics.append(engine.accumulate(batch, *scored, want_cosine=False))
         batches.append(batch)
     gradients = {name: p.grad for name, p in mine.model.named_parameters()}
     return gradients, batches, diagnostics, engine
@@ -127,14 +145,17 @@ def test_masks_come_from_lengths(random_model, ragged):
     assert (batches[0].weights_T[at_eos] > 0).all()
 
 
-def test_degenerate_responses_are_finite_and_counted(random_model, ragged):
+@EVERY_LOSS
+def test_degenerate_responses_are_finite_and_counted(random_model, ragged, loss):
     """Rule 4: an empty response, one EOS, a cut one, and a micro-batch with nothing to learn from."""
     rows = [*ragged, rollout(random_model, 6, 7, [])]
-    gradients, batches, diagnostics, engine = accumulate(random_model, rows, micro_tokens=1)
+    rows = rows if loss.has_teacher else without_teacher(rows)
+    gradients, batches, diagnostics, engine = accumulate(random_model, rows, micro_tokens=1, loss=loss)
     assert len(batches) == len(rows)
     assert min(len(batch.response_ids_T) for batch in batches) == 0
     assert all(gradient.isfinite().all() for gradient in gradients.values())
-    metrics = token_metrics(batches, diagnostics, **WITH_TEACHER) | rollout_metrics(rows, boxed=[False] * 5, correct=[None] * 5)
+    metrics = token_metrics(batches, diagnostics, columns=engine.objective.columns, teacher=loss.has_teacher)
+    metrics |= rollout_metrics(rows, boxed=[False] * 5, correct=[None] * 5)
     assert all(math.isfinite(value) for value in metrics.values())
     assert metrics["rollout/empty"] == 1
     assert metrics["rollout/truncated"] == pytest.approx(1 / 5)
@@ -152,33 +173,55 @@ def test_a_step_with_nothing_at_all_is_finite(random_model):
     assert engine.step(lr=1e-3) == 0
 
 
+@EVERY_LOSS
 @pytest.mark.parametrize("reduction", list(Reduction))
-def test_however_the_batch_is_cut_the_gradient_is_one(random_model, ragged, reduction):
+def test_however_the_batch_is_cut_the_gradient_is_one(random_model, ragged, reduction, loss):
     """Point 8: accumulated == one batch and chunked == whole, a trained tied head included."""
-    whole, *_ = accumulate(random_model, ragged, micro_tokens=10_000, chunk_tokens=1000, reduction=reduction)
+    rows = ragged if loss.has_teacher else without_teacher(ragged)
+    whole, *_ = accumulate(random_model, rows, micro_tokens=10_000, chunk_tokens=1000, reduction=reduction, loss=loss)
     for micro_tokens, chunk_tokens in ((1, 1000), (60, 3), (10_000, 1)):
         parts, batches, *_ = accumulate(
-            random_model, ragged, micro_tokens=micro_tokens, chunk_tokens=chunk_tokens, reduction=reduction
+            random_model, rows, micro_tokens=micro_tokens, chunk_tokens=chunk_tokens, reduction=reduction, loss=loss
         )
         assert len(batches) > 1 or micro_tokens == 10_000
         for name, gradient in parts.items():
             torch.testing.assert_close(gradient, whole[name], rtol=1e-4, atol=1e-6 * float(whole[name].abs().max()) + 1e-9)
 
 
+def definition(loss, student_TV, teacher_TV, ids, sampler_T):
+    """Each token's value from the formulas, on log-probs of both sides."""
+    picked = torch.arange(len(ids)), torch.tensor(ids)
+    if loss.kind == "nll":
+        return -student_TV[picked]
+    if loss.kind == "sampled_token":
+        advantage_T = (teacher_TV[picked] - student_TV[picked].detach()).clamp(-2, 2)
+        return -(student_TV[picked].detach() - sampler_T).exp().clamp(max=2) * advantage_T * student_TV[picked]
+    p_t, p_s = teacher_TV.exp(), student_TV.exp()
+    if loss.kind == "jsd":
+        kept = p_t.topk(5).indices
+        p_t, p_s = (torch.cat([p.gather(-1, kept), 1 - p.gather(-1, kept).sum(-1, keepdim=True)], -1) for p in (p_t, p_s))
+        m = 0.3 * p_t + 0.7 * p_s
+        return (0.3 * p_t * (p_t / m).log() + 0.7 * p_s * (p_s / m).log()).sum(-1)
+    return (p_t * (p_t / p_s).log()).sum(-1)
+
+
+@EVERY_LOSS
 @pytest.mark.parametrize("reduction", list(Reduction))
-def test_the_gradient_is_that_of_the_definition(random_model, ragged, reduction):
+def test_the_gradient_is_that_of_the_definition(random_model, ragged, reduction, loss):
     """Row by row through the model's own logits, dense, with autograd: mean over tokens, or mean of means."""
-    gradients, batches, diagnostics, _ = accumulate(random_model, ragged, micro_tokens=60, reduction=reduction)
+    rows = ragged if loss.has_teacher else without_teacher(ragged)
+    gradients, batches, diagnostics, engine = accumulate(random_model, rows, micro_tokens=60, reduction=reduction, loss=loss)
     student = copy.deepcopy(random_model.model).requires_grad_(True)
     per_row = []
     for row in ragged:
         ids = row.response.token_ids
         logits = student(input_ids=torch.tensor([row.prompt.student_ids + ids])).logits[0, len(row.prompt.student_ids) - 1 : -1]
         teacher = logps_alone(random_model, row.prompt.teacher_ids, ids)
-        per_row.append((teacher.exp() * (teacher - logits.log_softmax(-1))).sum(-1))
-    loss = torch.cat(per_row).mean() if reduction is Reduction.token else torch.stack([row.mean() for row in per_row]).mean()
-    loss.backward()
-    assert token_metrics(batches, diagnostics, **WITH_TEACHER)["train/objective"] == pytest.approx(loss.item(), rel=1e-5)
+        per_row.append(definition(loss, logits.log_softmax(-1), teacher, ids, torch.tensor(row.response.processed_logps)))
+    value = torch.cat(per_row).mean() if reduction is Reduction.token else torch.stack([row.mean() for row in per_row]).mean()
+    value.backward()
+    metrics = token_metrics(batches, diagnostics, columns=engine.objective.columns, teacher=loss.has_teacher)
+    assert metrics["train/objective"] == pytest.approx(value.item(), rel=1e-5)
     for name, parameter in student.named_parameters():
         torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-3, atol=1e-5 * float(parameter.grad.abs().max()) + 1e-9)
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_the_loss_of_the_docs_in_two_files(tmp_path):
-    for part in ("opsd", "conf", "tests/losses"):
+    for part in ("opsd", "conf", "tests/losses", "tests/prompts", "tests/rollouts/recorded"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__", "tiny"))
     for part in ("launch.py", "pyproject.toml", "tests/conftest.py", "tests/test_conf.py", "tests/test_architecture.py"):
         shutil.copy(ROOT / part, tmp_path / part)

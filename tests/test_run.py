@@ -12,48 +12,13 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
+from whole_runs import ROOT, environment, final_bytes, killed, launch, lines, the_run, wait_for_step
 
-ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden" / "smoke.json"
 SMALL = ["debug=smoke"]
 BUSY = ["train.batch=8", "rollout.max_len=32", "eval.max_rows=4", "eval.samples=2", "eval.max_len=32", "train.log_every=2"]
 ADAPTERS = ["model=tiny_lora", "model.lora.dropout=0.1"]
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory):
-    """One MLflow store for all: making one takes ten seconds."""
-    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
-
-
-def environment(store: str) -> dict[str, str]:
-    return {**os.environ, "MLFLOW_TRACKING_URI": store, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-
-
-def launch(cwd: Path, store: str, *overrides: str, **more) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / "launch.py"), *overrides]
-    return subprocess.run(command, cwd=cwd, env=environment(store) | more, capture_output=True, text=True, timeout=300)
-
-
-def the_run(cwd: Path) -> Path:
-    (run_dir,) = (cwd / "outputs").iterdir()
-    return run_dir
-
-
-def lines(run_dir: Path) -> list[dict]:
-    """metrics.jsonl without what differs between two runs of one command."""
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    for row in rows:
-        del row["timings"]
-    return rows
-
-
-def final_bytes(run_dir: Path) -> dict[str, bytes]:
-    """Every tensor file of the last checkpoint."""
-    last = sorted((run_dir / "checkpoints").glob("step_*"))[-1]
-    return {str(path.relative_to(last)): path.read_bytes() for path in last.rglob("*.safetensors")}
 
 
 @pytest.fixture(scope="session")
@@ -150,15 +115,7 @@ def test_killed_at_a_random_step_and_resumed_is_bitwise_the_same(adapters, store
     cut.mkdir()
     assert launch(whole, store, *settings).returncode == 0
     kill_after = random.SystemRandom().randint(1, 11)
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "launch.py"), *settings], cwd=cut, env=environment(store), start_new_session=True
-    )
-    wait_for_step(cut, kill_after, process)
-    run_dir = the_run(cut)
-    for part in [*psutil.Process(process.pid).children(recursive=True), process]:  # the job and its launcher
-        part.kill()
-    process.wait()
-    assert not (run_dir / "result.json").exists()
+    run_dir = killed(cut, store, *settings, after=kill_after)
     resumed = launch(cut, store, f"resume={run_dir}")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert lines(run_dir) == lines(the_run(whole)), f"killed after step {kill_after}"
@@ -175,17 +132,6 @@ def test_killed_at_a_random_step_and_resumed_is_bitwise_the_same(adapters, store
     entry = json.loads((run_dir / "launch.json").read_text())["mlflow"]
     history = client(store).get_metric_history(entry["run_id"], "train/objective")
     assert sorted(metric.step for metric in history) == list(range(1, 13)), "a step is missing from MLflow or logged twice"
-
-
-def wait_for_step(cwd: Path, step: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "the run ended before it could be killed"
-        found = list(cwd.glob("outputs/*/metrics.jsonl"))
-        if found and any(f'"step": {step},' in line for line in found[0].read_text().splitlines()):
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"step {step} was never reached")
 
 
 def test_ctrl_c_ends_with_a_checkpoint(store, tmp_path):
@@ -275,7 +221,7 @@ def test_a_disk_that_fills_up(store, tmp_path):
 
         for checkpoint in kept:
             assert load_file(checkpoint / "model" / "model.safetensors")
-            assert json.loads((checkpoint / "state.json").read_text())["format"] == 1
+            assert json.loads((checkpoint / "state.json").read_text())["format"] == 2
     finally:
         subprocess.run(["umount", str(small)], check=True)
 

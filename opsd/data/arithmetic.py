@@ -5,14 +5,14 @@ from __future__ import annotations
 from itertools import islice
 
 from opsd.arithmetic import KINDS, chains, num_texts
-from opsd.data.base import Source
+from opsd.data.base import SinglePool
 from opsd.registry import register
 from opsd.seeding import derive
 from opsd.types import Pool, Problem, ProblemSet
 
 
 @register("data", "arithmetic")
-class Arithmetic(Source):
+class Arithmetic(SinglePool):
     """Other problems for every run seed; none is ever one of the evaluation split."""
 
     max_rows: int
@@ -21,7 +21,7 @@ class Arithmetic(Source):
     max_steps: int
 
     def __post_init__(self) -> None:
-        Source.__post_init__(self)
+        SinglePool.__post_init__(self)
         if self.max_rows < 1:
             raise ValueError(f"data.max_rows={self.max_rows}: must be at least 1.")
         if not self.kinds or not set(self.kinds) <= set(KINDS):

@@ -70,35 +70,78 @@ def se_clustered(right_PG: Flags) -> float | None:
 
 
 @dataclass(kw_only=True, slots=True)
-class PairedDifference:
-    """How much the second run is above the first, in points, problem by problem."""
+class Difference:
+    """How much one mean is above another, in points."""
 
     mean: float
     low: float  # of the 95% interval
     high: float
     p_value: float  # two-sided, of no difference
+
+    @property
+    def over(self) -> str:
+        """What the interval is of, other draws of which it speaks."""
+        raise NotImplementedError
+
+
+@dataclass(kw_only=True, slots=True)
+class PairedDifference(Difference):
+    """How much the second run is above the first, problem by problem."""
+
     num_problems: int
+
+    @property
+    def over(self) -> str:
+        return f"{self.num_problems} problems"
+
+
+@dataclass(kw_only=True, slots=True)
+class SeedDifference(Difference):
+    """How much the second setting is above the first, training seed by training seed."""
+
+    num_seeds: int
+
+    @property
+    def over(self) -> str:
+        return f"{self.num_seeds} seeds"
 
 
 def paired_difference(before_P: Sequence[float], after_P: Sequence[float]) -> PairedDifference:
-    """Student's t on the P differences of solve rates (shares, not percent): interval and p-value of one test, so that they agree.
+    """`student` on the P differences of solve rates (shares, not percent): how sure one can be of these two sets of weights.
 
     The differences are means over a problem's samples and there are dozens of them, so that t is accurate; a permutation of signs
-    would give a p-value of the same size and no interval. Where all differences are equal there is no spread to test against: by
-    the rule of three (P cases without an exception leave exceptions a share of up to 3/P, at 95%), each worth 100 points at most,
-    the interval reaches 300 / P points to either side; p is 1 at zero, otherwise that of all signs agreeing by chance, 2^(1 - P).
+    would give a p-value of the same size and no interval.
+    """
+    differences_P = [100 * (after - before) for before, after in zip(before_P, after_P, strict=True)]
+    mean, low, high, p_value = student(differences_P)
+    return PairedDifference(mean=mean, low=low, high=high, p_value=p_value, num_problems=len(differences_P))
+
+
+def seed_difference(differences_S: Sequence[float]) -> SeedDifference:
+    """`student` on S training seeds: how sure one can be of what was changed, whatever the seed. All problems of a run share its
+    weights, so that an interval over them would take one seed's luck for an effect.
+
+    Args:
+        differences_S: each seed's mean difference over the problems, in points; both runs have that seed.
+    """
+    mean, low, high, p_value = student(differences_S)
+    return SeedDifference(mean=mean, low=low, high=high, p_value=p_value, num_seeds=len(differences_S))
+
+
+def student(differences: Sequence[float]) -> tuple[float, float, float, float]:
+    """Mean, 95% interval and p-value by Student's t, of n differences in points: one test, so that interval and p-value agree.
+
+    Where all differences are equal there is no spread to test against: by the rule of three (n cases without an exception leave
+    exceptions a share of up to 3/n, at 95%), each worth 100 points at most, the interval reaches 300 / n points to either side; p
+    is 1 at zero, otherwise that of all signs agreeing by chance, 2^(1 - n).
     """
     from scipy.stats import ttest_rel
 
-    differences_P = [100 * (after - before) for before, after in zip(before_P, after_P, strict=True)]
-    mean = fmean(differences_P)
-    if max(differences_P) - min(differences_P) < 1e-9:
-        p_value = 1.0 if abs(mean) < 1e-9 else 2.0 ** (1 - len(differences_P))
-        reach = 300 / len(differences_P)
-        low, high = max(-100.0, mean - reach), min(100.0, mean + reach)
-        return PairedDifference(mean=mean, low=low, high=high, p_value=p_value, num_problems=len(differences_P))
-    test = ttest_rel(differences_P, [0.0] * len(differences_P))
+    mean = fmean(differences)
+    if max(differences) - min(differences) < 1e-9:
+        p_value = 1.0 if abs(mean) < 1e-9 else 2.0 ** (1 - len(differences))
+        reach = 300 / len(differences)
+        return mean, max(-100.0, mean - reach), min(100.0, mean + reach), p_value
+    test = ttest_rel(differences, [0.0] * len(differences))
     low, high = test.confidence_interval(CONFIDENCE)
-    return PairedDifference(
-        mean=mean, low=float(low), high=float(high), p_value=float(test.pvalue), num_problems=len(differences_P)
-    )
+    return mean, float(low), float(high), float(test.pvalue)

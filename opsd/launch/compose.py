@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 PATHS = re.compile(  # values that Hydra would take apart
-    r"(resume|checkpoint|output_root|name|[\w.]+\.(?:path|experiment))=([^'\"\\,\[{]*(?:[=() ~#;&!]|[^\x00-\x7f])[^'\"\\,]*)"
+    r"(resume|checkpoint|baseline|output_root|name|[\w.]+\.(?:path|experiment))="
+    r"([^'\"\\,\[{]*(?:[=() ~#;&!]|[^\x00-\x7f])[^'\"\\,]*)"
 )
 TAKE_A_VALUE = (
     "--cfg",

@@ -21,7 +21,7 @@ def explain(error: Exception, argv: list[str], conf: Path) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     cause = error.__cause__
     if isinstance(error, MissingConfigException):
-        return missing_option(error, argv)
+        return missing_option(error, argv, conf)
     if isinstance(error, OverrideParseException):
         reason = next(line for line in lines if not line.startswith("Error parsing override"))
         return (
@@ -36,6 +36,8 @@ def explain(error: Exception, argv: list[str], conf: Path) -> str:
     if lines[0].startswith("Could not override"):
         group = lines[0].split(chr(39))[1]
         given = next((argument for argument in argv if argument.partition("=")[0] == group), group)
+        if "@" in group:
+            return f"{given}: nothing is composed at {group.partition('@')[2]} yet; add it with a plus sign: +{given}."
         return f"{given}: this command has no group {group}; leave it out. {HELP}."
     if lines[0].startswith("Multiple values for"):
         group = lines[0].split()[3].rstrip(".")
@@ -49,15 +51,22 @@ def explain(error: Exception, argv: list[str], conf: Path) -> str:
     return f"{said.rstrip('.')}; {HELP}."
 
 
-def missing_option(error: Any, argv: list[str]) -> str:
+def missing_option(error: Any, argv: list[str], conf: Path) -> str:
     """A group has no such option, or there is no such root config."""
     name = error.missing_cfg_file or str(error).splitlines()[0]
-    group, _, option = str(name).removesuffix(".yaml").rpartition("/")
+    name = str(name).removesuffix(".yaml")
+    top, _, below = name.partition("/")
+    nested = (
+        sorted(path.relative_to(conf / top).with_suffix("").as_posix() for path in (conf / top).glob("*/*.yaml")) if below else []
+    )
+    group, option = (top, below) if nested else (name.rpartition("/")[0], name.rpartition("/")[2])
     if not group:
         return f"{str(error).splitlines()[0].rstrip('.')}; {HELP}."
     known = sorted(error.options or [line.strip() for line in str(error).splitlines() if line.startswith("\t") and "=" not in line])
+    known += nested
     close = difflib.get_close_matches(option, known, n=len(known) or 1, cutoff=0.0)
-    given = next((argument for argument in argv if argument.lstrip("+").startswith(f"{group}=")), f"{group}={option}")
+    written = re.compile(rf"\+*{group}(@[\w.-]+)?=(.*,)?{re.escape(option)}(,.*)?")
+    given = next((argument for argument in argv if written.fullmatch(argument)), f"{group}={option}")
     if not known:
         return f"{given}: there is no conf/{group}/{option}.yaml; {HELP}."
     best = difflib.get_close_matches(option, known, n=1)

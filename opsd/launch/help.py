@@ -31,7 +31,11 @@ def help_text(conf: Path, root: str, argv: list[str], *, script: str, examples: 
         "groups (*: the default)",
     ]
     for group in defaults:
-        options = {path.stem: path for directory in directories for path in sorted((directory / group).glob("*.yaml"))}
+        options = {
+            path.relative_to(directory / group).with_suffix("").as_posix(): path
+            for directory in directories
+            for path in sorted((directory / group).rglob("*.yaml"))
+        }
         if options:
             parts.append("\n".join(f"  {line}" for line in group_lines(group, options, defaults[group])))
     values = re.findall(r"^(\w+): +(.*?) +# (.*)$", text, re.M)

@@ -11,7 +11,7 @@ from opsd.launch.errors import of_system
 from opsd.launch.help import HELP_FLAGS, help_text
 
 if TYPE_CHECKING:
-    from opsd.config import Do
+    from opsd.config import Do, Run
     from opsd.launch.compose import Point
     from opsd.launch.local import Outcome
     from opsd.launch.plan import Job
@@ -23,7 +23,7 @@ EXAMPLES = """\
   python launch.py -m loss=forward_kl,jsd seed=0,1,2        six runs, a table at the end
   python launch.py sweep=clipping_grid
   python launch.py experiment=gsm8k_smollm2 data.path=gsm8k.jsonl eval.path=aime24.jsonl
-  python launch.py do=check loss=jsd                        compose, validate, print; start nothing
+  python launch.py do=check loss=jsd                        compose, validate, print prompts, lengths, memory; start nothing
   python launch.py resume=outputs/RUN train.steps=200"""
 
 
@@ -78,6 +78,7 @@ def prepare(conf: Path, argv: list[str]) -> tuple[list[Job], bool]:
         warn([job.run.warnings])
         if job.run.do is not Do.run:
             show(points, [job.run_dir], job.run.do)
+            check(points, [job.run])
             return [], False
         resume.apply(job, cfg)
         return [job], False
@@ -85,6 +86,7 @@ def prepare(conf: Path, argv: list[str]) -> tuple[list[Job], bool]:
     warn([run.warnings for run in runs])
     if runs[0].do is not Do.run:
         show(points, plan.preview(points, runs), runs[0].do)
+        check(points, runs)
         return [], False
     jobs = plan.create(points, runs, argv=argv)
     if not points[0].swept:
@@ -107,8 +109,20 @@ def show(points: list[Point], run_dirs: list[Path], do: Do) -> None:
         print("\n".join(" ".join(point.overrides) for point in points))
     else:
         Console(highlight=False, soft_wrap=True).print(plan.resolved_tree(points[0].cfg))
-    if do is Do.check:
-        print("ok")
+
+
+def check(points: list[Point], runs: list[Run]) -> None:
+    """What `do=check` adds: how the run, of a sweep the first, will go. Raises ValueError where it cannot."""
+    from opsd.config import Do
+
+    if runs[0].do is not Do.check:
+        return
+    from opsd.preflight.report import report
+
+    if points[0].swept:
+        print(f"\nthe first of {len(points)} points: {' '.join(points[0].overrides)}")
+    report(runs[0])
+    print("ok")
 
 
 def warn(warnings: list[list[str]]) -> None:

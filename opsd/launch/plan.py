@@ -21,6 +21,8 @@ from opsd.endings import attempt
 from opsd.files import write_json
 from opsd.inputs import check_inputs
 from opsd.launch.compose import Point
+from opsd.launch.prompt_file import inline
+from opsd.preflight.baseline import check_baseline
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from opsd.tracking import Store
 
 PACKAGES = ("opsd", "torch", "transformers", "peft", "safetensors", "mlflow", "hydra-core", "omegaconf", "math-verify", "numpy")
-UNNAMED = ("do", "resume", "name", "output_root", "sweep", "launcher", "tracking")  # overrides that no name shows
+UNNAMED = ("do", "resume", "baseline", "name", "output_root", "sweep", "launcher", "tracking")  # overrides that no name shows
 MAX_NAME_CHARS = 60
 
 
@@ -53,9 +55,11 @@ def check_points(points: list[Point]) -> list[Run]:
     runs, broken = [], []
     for point in points:
         try:
+            inline(point.cfg)
             run = to_run(point.cfg)
             check_inputs(run, seen)
             check_root(root_of(point, run))
+            check_baseline(run.baseline)
             runs.append(run)
         except ValueError as error:
             broken.append(f"{' '.join(point.overrides)}\n    {error}")

@@ -120,6 +120,11 @@ def to_scoring(cfg: Any) -> Scoring:
         raise ValueError(f"checkpoint={root.checkpoint or 'null'}: give exactly one of checkpoint=RUN_DIR and model=NAME.")
     if not options["eval"].enabled:
         raise ValueError("eval=none: there is nothing to score; choose a benchmark, see `python evaluate.py --help`.")
+    if not options["rollout"].samples_anew:
+        raise ValueError(
+            f"rollout={options['rollout'].name}: a score is sampled from the weights, and this samples nothing; set "
+            "rollout=transformers."
+        )
     checkpoint, parent = None, Path(root.output_root).expanduser().absolute()
     if root.checkpoint is not None:
         checkpoint = find_checkpoint(Path(root.checkpoint).expanduser().absolute())

@@ -110,11 +110,12 @@ class Divergence(Loss):
 def with_tail(logps_TV: Tensor, kept_Tk: Tensor | None) -> Tensor:
     """The kept entries and one more that holds the rest of the mass: `[T, k + 1]`, still a distribution. None keeps all.
 
-    The tail is the logsumexp of the complement, not log(1 - kept mass), which has no digits left when nearly all mass is kept.
+    The tail is the logsumexp of the complement, not log(1 - kept mass), which has no digits left when nearly all mass is kept. A
+    complement without any mass stands at the lowest number instead of -inf, so that 0 log 0 is 0 in values and gradients.
     """
     if kept_Tk is None:
         return logps_TV
-    rest_T1 = logps_TV.scatter(-1, kept_Tk, float("-inf")).logsumexp(-1, keepdim=True)
     import torch
 
+    rest_T1 = logps_TV.scatter(-1, kept_Tk, torch.finfo(logps_TV.dtype).min).logsumexp(-1, keepdim=True)
     return torch.cat([logps_TV.gather(-1, kept_Tk), rest_T1], dim=-1)

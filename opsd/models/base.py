@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from opsd.registry import Option
 from opsd.types import LoadedModel
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,6 +41,18 @@ class Model(Option):
 
         Raises:
             ValueError: the model is missing, has no safetensors weights, or cannot be reached.
+        """
+        raise NotImplementedError
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer alone; of a hub model no weights are fetched. Raises ValueError as `load` does."""
+        raise NotImplementedError
+
+    def skeleton(self) -> PreTrainedModel | PeftModel:
+        """What `load` puts in memory without its weights: shapes, types and what is trainable, on torch's meta device.
+
+        Raises:
+            ValueError: as `load`, but for what only the weights show.
         """
         raise NotImplementedError
 

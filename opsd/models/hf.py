@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opsd.chat import stop_ids
-from opsd.hub import is_hub_id, snapshot
 from opsd.models.base import Lora, Model
+from opsd.pretrained import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    CONFIG,
+    DESCRIPTION,
+    WEIGHTS,
+    Dtype,
+    ModelPath,
+    positions,
+    read,
+    read_config,
+    read_skeleton,
+    read_tokenizer,
+    require_files,
+    require_plain_head,
+)
 from opsd.registry import register
 from opsd.seeding import derive
 from opsd.types import LoadedModel
 
 if TYPE_CHECKING:
     from peft import PeftModel
-    from transformers import PreTrainedModel
-
-CONFIG, ADAPTER_CONFIG, ADAPTER_WEIGHTS = "config.json", "adapter_config.json", "adapter_model.safetensors"
-PICKLED = ("*.bin", "*.pt", "*.pth")
-WEIGHTS = "model*.safetensors"  # one file or shards; other formats stand beside them in some repositories
-HUB_FILES = ["*.json", "*.jinja", "*.txt", "*.model", WEIGHTS]
-
-
-class Dtype(Enum):
-    """Of the weights. Member names are what a config says."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(kw_only=True, slots=True)
@@ -63,12 +64,26 @@ class Pretrained(Model):
         """Where config, tokenizer and weights are; fetches them where need be."""
         raise NotImplementedError
 
+    def description(self) -> Path:
+        """Where config and tokenizer are, with or without weights."""
+        return self.directory()
+
     def check(self) -> int:
         return self.context_tokens(require_files(self.directory(), self.origin))
 
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return read_tokenizer(self.description(), origin=self.origin)
+
+    def skeleton(self) -> PreTrainedModel | PeftModel:
+        import torch
+
+        with torch.device("meta"):
+            model = read_skeleton(self.description(), dtype=self.dtype, origin=self.origin)
+            return model if self.lora is None else self.adapt(model, self.lora, None)
+
     def context_tokens(self, config: dict[str, Any]) -> int:
         """`model.context`, or what the model's config.json says."""
-        own = config.get("max_position_embeddings", config.get("text_config", {}).get("max_position_embeddings"))
+        own = positions(config)
         if self.context is None and own is None:
             raise ValueError(f"{self.origin}: its config.json has no max_position_embeddings; set model.context.")
         if self.context is not None and own is not None and self.context > own:
@@ -88,7 +103,7 @@ class Pretrained(Model):
         # everything random happens on the CPU, whatever the device, and leaves no trace in the global generator
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive(seed, "adapters"))
-            model, tokenizer = self.read(whole, tokenizer_directory=directory)
+            model, tokenizer = read(whole, tokenizer_directory=directory, dtype=self.dtype, origin=self.origin)
             require_plain_head(model, self.origin)
             outer: Any = model if self.lora is None else self.adapt(model, self.lora, checkpoint)
         where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
@@ -108,37 +123,6 @@ class Pretrained(Model):
             lora=self.has_adapters,
             device=where,
         )
-
-    def read(self, directory: Path, *, tokenizer_directory: Path) -> tuple[Any, Any]:
-        """Weights and tokenizer as transformers reads them, every weight accounted for. No code of the model's own is run."""
-        import torch
-        from safetensors import SafetensorError
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils.logging import disable_progress_bar
-
-        disable_progress_bar()  # one bar a run: the training loop's
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(tokenizer_directory, trust_remote_code=False, local_files_only=True)
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                directory,
-                dtype=getattr(torch, self.dtype.value),
-                attn_implementation="sdpa",
-                use_safetensors=True,
-                trust_remote_code=False,
-                local_files_only=True,
-                output_loading_info=True,
-            )
-        except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise ValueError(f"{self.origin}: transformers cannot load {directory} ({reason}); give another model.") from error
-        model, report = loaded
-        if report["missing_keys"]:
-            missing = ", ".join(sorted(report["missing_keys"])[:3])
-            raise ValueError(
-                f"{self.origin}: {directory} lacks {len(report['missing_keys'])} of the model's weights ({missing}, ...), and "
-                "random ones would stand in for them; give a complete causal language model."
-            )
-        return model, tokenizer
 
     def require_checkpoint(self, checkpoint: Path) -> None:
         """Refuses a directory that does not hold the kind of weights that this model trains."""
@@ -187,101 +171,21 @@ class Hf(Pretrained):
     revision: str | None  # of a hub model; null: its main branch
 
     @property
-    def origin(self) -> str:
-        return f"model.path={self.path}"
+    def place(self) -> ModelPath:
+        return ModelPath(key="model.path", path=self.path, revision=self.revision)
 
-    def local(self) -> Path | None:
-        """The directory that `path` says, or None where it names a hub model."""
-        path = Path(self.path).expanduser()
-        if path.is_dir():
-            return path
-        if path.exists():
-            raise ValueError(f"{self.origin}: is a file; give the directory that holds config.json and the weights.")
-        if not is_hub_id(self.path):
-            raise ValueError(
-                f"{self.origin}: there is no such directory; give a local model directory, or a hub model as owner/name."
-            )
-        return None
+    @property
+    def origin(self) -> str:
+        return self.place.origin
 
     def directory(self) -> Path:
-        return self.local() or self.fetch(HUB_FILES)
+        return self.place.directory()
+
+    def description(self) -> Path:
+        return self.place.local() or self.place.fetch(DESCRIPTION)
 
     def check(self) -> int:
-        local = self.local()
+        local = self.place.local()
         if local is not None:
             return self.context_tokens(require_files(local, self.origin))
-        return self.context_tokens(read_config(self.fetch([CONFIG]), self.origin))
-
-    def fetch(self, patterns: list[str]) -> Path:
-        return snapshot(
-            self.path,
-            repo_type="model",
-            revision=self.revision,
-            patterns=patterns,
-            needs=".safetensors",
-            key="model.path",
-            remedy="set model.path=DIRECTORY to a local model.",
-        )
-
-
-def read_config(directory: Path, origin: str) -> dict[str, Any]:
-    """A model directory's config.json."""
-    file = directory / CONFIG
-    if not file.is_file():
-        raise ValueError(f"{origin}: {directory} holds no config.json, so it is no model; give a directory of save_pretrained.")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{origin}: {file} is not valid JSON ({error}); save the model again.") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{origin}: {file} is not a JSON object; save the model again.")
-    return config
-
-
-def require_files(directory: Path, origin: str) -> dict[str, Any]:
-    """The config.json of a directory that also holds a tokenizer and safetensors weights; pickled weights are refused.
-
-    Raises:
-        ValueError: says what is missing.
-    """
-    config = read_config(directory, origin)
-    if not any(directory.glob(WEIGHTS)):
-        pickled = sorted(file.name for pattern in PICKLED for file in directory.glob(pattern))
-        if pickled:
-            raise ValueError(
-                f"{origin}: has only pickled weights ({', '.join(pickled[:3])}), and unpickling can run any code; convert them "
-                "once where you trust them: AutoModelForCausalLM.from_pretrained(OLD).save_pretrained(NEW) writes safetensors."
-            )
-        raise ValueError(f"{origin}: {directory} holds no weights ({WEIGHTS}); give a complete model directory.")
-    if not any(directory.glob("tokenizer*")):
-        raise ValueError(f"{origin}: {directory} holds no tokenizer; save one there with AutoTokenizer's save_pretrained.")
-    return config
-
-
-def require_plain_head(model: PreTrainedModel, origin: str) -> None:
-    """Refuses a model whose logits are not its last hidden states times its output embedding: scoring computes just that.
-
-    Soft-capped or scaled logits and a bias on the head are caught by trying a few tokens, since no config key is common to them.
-    """
-    import torch
-
-    head = model.get_output_embeddings()
-    if head is None or model.get_decoder() is model:
-        raise ValueError(
-            f"{origin}: {type(model).__name__} does not tell body and head apart, as scoring needs; use another model."
-        )
-    ids_BL = torch.arange(1, 9)[None] % head.weight.shape[0]
-    training = model.training
-    model.eval()
-    with torch.inference_mode():
-        logits_BLV = model(input_ids=ids_BL, use_cache=False).logits
-        hidden_BLH = model.get_decoder()(input_ids=ids_BL, use_cache=False).last_hidden_state
-        plain_BLV = torch.nn.functional.linear(hidden_BLH, head.weight)
-    model.train(training)
-    gap = ((logits_BLV - plain_BLV).abs().max() / plain_BLV.abs().max()).item()
-    limit = max(1e-5, 2 * torch.finfo(head.weight.dtype).eps)
-    if not gap <= limit:
-        raise ValueError(
-            f"{origin}: the logits of {type(model).__name__} are not hidden states times output embedding (they differ by "
-            f"{gap:.2g} of the largest), so they are capped, scaled or shifted, which scoring does not do; use another model."
-        )
+        return self.context_tokens(read_config(self.place.fetch([CONFIG]), self.origin))

@@ -12,7 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from opsd.models.hf import CONFIG, Pretrained
+from opsd.models.hf import Pretrained
+from opsd.pretrained import CONFIG
 from opsd.registry import register
 
 CONTEXT_TOKENS = 8192  # as the GGUF file says; known here so that a check need not convert

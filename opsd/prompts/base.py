@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from opsd.registry import Option
@@ -11,18 +12,29 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+@dataclass(kw_only=True, slots=True)
 class PromptTemplate(Option):
     """Both sides of a problem in one place, so that their relation is visible."""
+
+    analysis_len: (
+        int | None
+    )  # tokens at most of the analysis that the teacher writes before it reads the response; null: it writes none
 
     @property
     def needs(self) -> frozenset[str]:
         """The fields of a problem, beside its text, that the teacher reads; every problem of the run must have them."""
         raise NotImplementedError
 
-    @property
-    def analysis_len(self) -> int | None:
-        """Tokens of the analysis that the teacher writes before it reads the response; None: it writes none."""
-        return None
+    def check_teacher(self, teacher: str) -> list[str]:
+        """Holds the teacher's side against which teacher reads it: what is odd, in words.
+
+        Args:
+            teacher: its kind.
+
+        Raises:
+            ValueError: nothing can come of the two together.
+        """
+        raise NotImplementedError
 
     def render(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from opsd.registry import Option
 from opsd.types import LoadedModel, Prompt, Request, Response, Sampling
@@ -63,12 +64,25 @@ class RolloutEngine(Option):
         """Whether responses are sampled from the weights at hand; otherwise `recorded` has them."""
         return True
 
+    @property
+    def replayed(self) -> Path | None:
+        """The run directory whose rollouts are trained on; None: no run's."""
+        return None
+
     def check(self) -> None:
         """Refuses what cannot be read, before anything is written. Needs no torch.
 
         Raises:
             ValueError: names the key, its value and what to do.
         """
+
+    def rows_at_once(self, row_tokens: int) -> int:
+        """How many responses the sampler decodes side by side.
+
+        Args:
+            row_tokens: of the longest prompt and the longest response together.
+        """
+        raise NotImplementedError
 
     def build(self, loaded: LoadedModel) -> Sampler:
         """A sampler for evaluations and, where `samples_anew`, for the rollouts."""
@@ -81,7 +95,7 @@ class RolloutEngine(Option):
 
 @dataclass(kw_only=True, slots=True)
 class SamplingEngine(RolloutEngine):
-    """Responses sampled from the weights at hand. Subclasses say by what."""
+    """Responses sampled from a model. Subclasses say by what."""
 
     temperature: float
     top_p: float
@@ -102,3 +116,31 @@ class SamplingEngine(RolloutEngine):
     @property
     def sampling(self) -> Sampling:
         return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, max_len=self.max_len)
+
+
+def check_decoding(max_rows: int, cache_tokens: int) -> None:
+    """The limits of `own_sampler` make sense."""
+    for key, value in (("max_rows", max_rows), ("cache_tokens", cache_tokens)):
+        if value < 1:
+            raise ValueError(f"rollout.{key}={value}: must be at least 1.")
+
+
+def rows_within(row_tokens: int, *, max_rows: int, cache_tokens: int) -> int:
+    """The rows of `row_tokens` each that both limits allow; one at least."""
+    return max(1, min(max_rows, cache_tokens // row_tokens))
+
+
+def own_sampler(loaded: LoadedModel, *, max_rows: int, cache_tokens: int) -> Sampler:
+    """A sampler over the weights of `loaded` through transformers; it never copies them.
+
+    Args:
+        max_rows: responses decoded at one time.
+        cache_tokens: prompts and longest responses together of what is decoded at one time.
+
+    Raises:
+        ValueError: the model keeps its past in something other than keys and values.
+    """
+    from opsd.rollouts.decoding import TransformersSampler, make_cache
+
+    make_cache(loaded.model.config)
+    return TransformersSampler(loaded=loaded, max_rows=max_rows, cache_tokens=cache_tokens)

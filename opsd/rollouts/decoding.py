@@ -20,7 +20,7 @@ from torch.nn import Module
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from opsd.rollouts.base import Sampler
+from opsd.rollouts.base import Sampler, rows_within
 from opsd.scoring import evaluating, project
 from opsd.types import FinishReason, LoadedModel, Request, Response, Sampling
 
@@ -70,7 +70,7 @@ class TransformersSampler(Sampler):
         rows = [Row(prompt_ids=request.prompt_ids, stream=uniform_stream(request.seed)) for request in requests]
         ordered = sorted(rows, key=lambda row: (len(row.prompt_ids), row.prompt_ids))
         with evaluating(self.loaded.model):
-            at_once = max(1, min(self.max_rows, self.cache_tokens // (longest + sampling.max_len)))
+            at_once = rows_within(longest + sampling.max_len, max_rows=self.max_rows, cache_tokens=self.cache_tokens)
             for start in range(0, len(ordered), at_once):
                 self._decode(ordered[start : start + at_once], sampling)
         return [self._response(row) for row in rows]

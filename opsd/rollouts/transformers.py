@@ -7,7 +7,7 @@ batch matters to rounding alone. The decode loop stands in `decoding.py`.
 from __future__ import annotations
 
 from opsd.registry import register
-from opsd.rollouts.base import Sampler, SamplingEngine
+from opsd.rollouts.base import Sampler, SamplingEngine, check_decoding, own_sampler, rows_within
 from opsd.types import LoadedModel
 
 
@@ -18,17 +18,10 @@ class TransformersEngine(SamplingEngine):
 
     def __post_init__(self) -> None:
         SamplingEngine.__post_init__(self)
-        for key in ("max_rows", "cache_tokens"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"rollout.{key}={getattr(self, key)}: must be at least 1.")
+        check_decoding(self.max_rows, self.cache_tokens)
+
+    def rows_at_once(self, row_tokens: int) -> int:
+        return rows_within(row_tokens, max_rows=self.max_rows, cache_tokens=self.cache_tokens)
 
     def build(self, loaded: LoadedModel) -> Sampler:
-        """A sampler over the weights of `loaded`, which it never copies.
-
-        Raises:
-            ValueError: the model keeps its past in something other than keys and values.
-        """
-        from opsd.rollouts.decoding import TransformersSampler, make_cache
-
-        make_cache(loaded.model.config)
-        return TransformersSampler(loaded=loaded, max_rows=self.max_rows, cache_tokens=self.cache_tokens)
+        return own_sampler(loaded, max_rows=self.max_rows, cache_tokens=self.cache_tokens)

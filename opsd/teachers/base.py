@@ -8,6 +8,7 @@ from opsd.registry import Option
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Module
 
     from opsd.types import LoadedModel, Sequences
 
@@ -40,12 +41,23 @@ class Teacher(Option):
         """Whether there is a teacher at all; false for `teacher=none` alone."""
         return True
 
-    def check(self) -> None:
+    def check(self, *, context: int) -> None:
         """Refuses what cannot be read, before anything is written. Needs no torch.
+
+        Args:
+            context: tokens that a prompt and its response may take together.
 
         Raises:
             ValueError: names the key, its value and what to do.
         """
+
+    def own_bytes(self, student: Module) -> int:
+        """Bytes of the weights that it keeps beside the student's; none where it shares the student's module.
+
+        Args:
+            student: without weights, as `Model.skeleton` gives it.
+        """
+        return 0
 
     def build(self, loaded: LoadedModel) -> TeacherModel:
         """Called once, while `loaded` still holds its STARTING weights, also when a run resumes.

@@ -5,49 +5,25 @@ The fixed teacher of arXiv 2601.18734. Under LoRA it costs no memory; the shared
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING
 
+from opsd.pretrained import num_bytes
 from opsd.registry import register
 from opsd.teachers.base import Teacher, TeacherModel
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch.nn import Module
 
-    from opsd.types import LoadedModel, Sequences
-
-
-class WithoutAdapters(TeacherModel):
-    def __init__(self, loaded: LoadedModel) -> None:
-        self.loaded = loaded
-        self.head_VH = loaded.head_VH.detach()
-
-    def hidden(self, side: Sequences) -> Tensor:
-        from transformers import PreTrainedModel
-
-        from opsd.scoring import evaluating, hidden_at
-
-        assert not isinstance(self.loaded.model, PreTrainedModel), "adapters come with peft's model around the base"
-        with evaluating(self.loaded.model), self.loaded.model.disable_adapter():
-            return hidden_at(self.loaded.body, side)
-
-
-class FrozenCopy(TeacherModel):
-    def __init__(self, loaded: LoadedModel) -> None:
-        model = copy.deepcopy(loaded.model).eval().requires_grad_(False)
-        self.body = model.get_decoder()
-        self.head_VH = model.get_output_embeddings().weight  # pyright: ignore[reportOptionalMemberAccess]  # loading has checked
-
-    def hidden(self, side: Sequences) -> Tensor:
-        import torch
-
-        from opsd.scoring import hidden_at
-
-        with torch.no_grad():  # in evaluation mode for good
-            return hidden_at(self.body, side)
+    from opsd.types import LoadedModel
 
 
 @register("teacher", "initial")
 class Initial(Teacher):
+    def own_bytes(self, student: Module) -> int:
+        adapters = not all(parameter.requires_grad for parameter in student.parameters())
+        return 0 if adapters else num_bytes(student.parameters())
+
     def build(self, loaded: LoadedModel) -> TeacherModel:
-        return WithoutAdapters(loaded) if loaded.lora else FrozenCopy(loaded)
+        from opsd.teachers.copies import WithoutAdapters, copy_of
+
+        return WithoutAdapters(loaded) if loaded.lora else copy_of(loaded)

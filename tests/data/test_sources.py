@@ -12,17 +12,18 @@ import pytest
 
 from opsd.arithmetic import SYMBOLS, chains, draw, is_eval, num_texts
 from opsd.data.arithmetic import Arithmetic
-from opsd.data.base import Overlap
+from opsd.data.base import MaxChars, Overlap
 from opsd.data.jsonl import Jsonl
 
 COLUMNS: dict[str, str | None] = {"id": "id", "problem": "problem", "solution": "solution", "answer": "answer"}
 
 OVERLAP = {"overlap": Overlap.refuse, "overlap_words": None}
+UNFILTERED = {"keep": None, "max_chars": MaxChars(problem=None, solution=None)}
 
 
 def jsonl(path: Path | str, **changes) -> Jsonl:
     values = {"name": "jsonl", "kind": "jsonl", "path": str(path), "columns": COLUMNS, "max_rows": None}
-    return Jsonl(**(values | OVERLAP | changes))
+    return Jsonl(**(values | OVERLAP | UNFILTERED | changes))
 
 
 def arithmetic(**changes) -> Arithmetic:

@@ -8,7 +8,15 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from opsd.evaluation.statistics import avg_at_k, maj_at_k, paired_difference, pass_at_k, se_clustered, se_sampling
+from opsd.evaluation.statistics import (
+    avg_at_k,
+    maj_at_k,
+    paired_difference,
+    pass_at_k,
+    se_clustered,
+    se_sampling,
+    seed_difference,
+)
 
 T, F = True, False
 HAND = [[T, T, F, F], [T, F, F, F], [F, F, F, F]]  # shares 1/2, 1/4, 0
@@ -99,6 +107,34 @@ def test_paired_difference_without_spread():
     assert shifted.p_value == 0.25  # three signs agree by chance one time in four
     alone = paired_difference([0.5], [0.75])
     assert (alone.mean, alone.low, alone.high, alone.p_value) == (25, -100, 100, 1)
+
+
+def test_seed_difference_by_hand():
+    # -2, 1, 4 points: mean 1, s = 3, standard error sqrt(3), t = 1 / sqrt(3) with 2 degrees of freedom
+    result = seed_difference([-2.0, 1.0, 4.0])
+    assert (result.mean, result.low, result.high) == pytest.approx(
+        (1, 1 - 4.302652729911275 * sqrt(3), 1 + 4.302652729911275 * sqrt(3))
+    )
+    assert result.p_value == pytest.approx(1 - (1 / sqrt(3)) / sqrt(1 / 3 + 2))
+    assert (result.num_seeds, result.over) == (3, "3 seeds")
+    assert (seed_difference([0.0] * 3).low, seed_difference([0.0] * 3).high) == (-100, 100)
+
+
+def test_the_seeds_interval_covers_what_the_problems_does_not():
+    """Weights differ by their seed (here by 5 points for all problems of a run): over problems a difference of nothing is found far
+    too often, over seeds as seldom as promised."""
+    rng = np.random.default_rng(2)
+    covered_seeds = covered_problems = 0
+    for _ in range(600):
+        chances = rng.beta(2, 2, 60)
+        runs = [[chances + rng.normal(0, 0.05) for _ in range(2)] for _ in range(3)]
+        pairs = [[(rng.random((60, 12)) < each[:, None]).mean(1).tolist() for each in run] for run in runs]
+        over_problems = [paired_difference(*pair) for pair in pairs]
+        over_seeds = seed_difference([each.mean for each in over_problems])
+        covered_seeds += over_seeds.low <= 0 <= over_seeds.high
+        covered_problems += over_problems[0].low <= 0 <= over_problems[0].high
+    assert 0.92 < covered_seeds / 600 < 0.98
+    assert covered_problems / 600 < 0.6
 
 
 def test_paired_difference_covers_and_rejects_as_promised():

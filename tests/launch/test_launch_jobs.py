@@ -164,7 +164,8 @@ def test_a_sweep(somewhere: Path, store: str, capsys: pytest.CaptureFixture[str]
     rows = [line.split("│")[1:-1] for line in out.splitlines() if line.startswith("│")]
     told = [[cell.strip() for cell in row] for row in rows]
     assert told[0] == ["002", "seed=2", "arithmetic/avg_at_12", "21.2", "72.0", "+50.8 [+40.0, +57.5]", "finished"]
-    assert [row[0] for row in told] == ["002", "000", "001", "003"]
+    assert [row[0] for row in told] == ["002", "000", "001", "003", "all points"]
+    assert told[4][1:5] == ["2 of 4", "arithmetic/avg_at_12", "71.5", "0.7"]  # the mean of 71 and 72, and their spread
     assert f"{jobs[3].run_dir}: failed: step 4: the loss is not a number" in err
 
 
@@ -219,7 +220,8 @@ def at_step(job: Job, step: int) -> None:
     """A checkpoint's record of how far it is; what resume reads of it."""
     folder = job.run_dir / "checkpoints" / f"step_{step:06d}"
     folder.mkdir(parents=True)
-    progress = Progress(step=step, position=32 * step, elapsed_s=1.0, mlflow_run_id=job.run_id, engine="torch", problems="")
+    came = {"position": [[32 * step, 32 * step]], "elapsed_s": 1.0, "problems": ""}
+    progress = Progress(step=step, mlflow_run_id=job.run_id, engine="torch", **came)
     (folder / "state.json").write_text(json.dumps(asdict(progress)))
 
 

@@ -17,8 +17,9 @@ import yaml
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, PhiConfig, PhiForCausalLM
 
 from opsd.models.base import Lora
-from opsd.models.hf import Dtype, Hf, require_plain_head
+from opsd.models.hf import Hf
 from opsd.models.tiny import Tiny
+from opsd.pretrained import Dtype, require_plain_head
 
 TARGETS = ["q_proj", "v_proj", "down_proj"]
 CONF = Path(__file__).parents[2] / "conf" / "model"
@@ -238,7 +239,8 @@ def test_weights_that_are_broken_or_incomplete_are_refused(copied: Path):
 def test_hub_out_of_reach_is_one_message_within_20_s(endpoint: str, tmp_path: Path):
     code = (
         "import sys\n"
-        "from opsd.models.hf import Dtype, Hf\n"
+        "from opsd.models.hf import Hf\n"
+        "from opsd.pretrained import Dtype\n"
         "model = Hf(name='x', kind='hf', path='Qwen/Qwen3-1.7B', revision=None, dtype=Dtype.float32, context=None, lora=None)\n"
         "try:\n"
         "    model.check()\n"
@@ -259,7 +261,8 @@ def test_hub_out_of_reach_is_answered_from_the_cache(model_directory: Path, tmp_
     (repository / "refs" / "main").write_text("0" * 40)
     shutil.copytree(model_directory, repository / "snapshots" / ("0" * 40))
     code = (
-        "from opsd.models.hf import Dtype, Hf\n"
+        "from opsd.models.hf import Hf\n"
+        "from opsd.pretrained import Dtype\n"
         "model = Hf(name='x', kind='hf', path='some/model', revision=None, dtype=Dtype.float32, context=None, lora=None)\n"
         "print(model.check(), model.load(seed=0, device='cpu').context)\n"
     )
