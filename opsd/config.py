@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from opsd.rollouts.base import RolloutEngine
     from opsd.teachers.base import Teacher
 
-FORMAT = 1  # of a frozen config; raised when an older one would be read wrongly
+FORMAT = 2  # of a frozen config; raised when an older one would be read wrongly
 HELP = "`python launch.py --help` lists groups and options"
 DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 SECRET_KEY = re.compile(r"(^|[._])(password|passwd|secret|token|api_?key|access_?key|credentials?)$", re.I)

@@ -90,7 +90,7 @@ def length_collapse(signals: Signals) -> str | None:
         return ""
     return (
         f"responses have shrunk from {start:.0f} to {now:.0f} tokens: the student learns to stop early; look at rollouts/ in the "
-        "run directory, lower train.lr, or set clipping=rescale"
+        f"run directory; {remedy(signals)}"
     )
 
 
@@ -166,8 +166,8 @@ def fall(signals: Signals, name: str, what: str) -> str | None:
     if best - now <= max(RATE_FALL, RATE_ERRORS * error):
         return ""
     return (
-        f"{now:.0%} of the rollouts {what}, it has been {best:.0%}: the student gets worse; take an earlier checkpoint, lower "
-        "train.lr, or set clipping=rescale"
+        f"{now:.0%} of the rollouts {what}, it has been {best:.0%}: the student gets worse; take an earlier checkpoint, or "
+        f"{remedy(signals)}"
     )
 
 
@@ -191,14 +191,21 @@ def divergence_rises(signals: Signals) -> str | None:
     (start, now), (objective_start, objective_now) = divergence, objective
     told = f"the divergence went from {start:.3g} to {now:.3g}"
     if signals.clipping is None:
-        return "" if now <= DIVERGENCE_RISE * start else f"{told}: the student moves away from its teacher; lower train.lr"
+        return "" if now <= DIVERGENCE_RISE * start else f"{told}: the student moves away from its teacher; {remedy(signals)}"
     fallen = objective_now < objective_start - OBJECTIVE_FALL * abs(objective_start)  # it can be negative
     if now <= DIVERGENCE_RISE * start and not (fallen and now > DIVERGENCE_KEPT * start):
         return ""
     return (
         f"{told} while the objective, which is what clipping={signals.clipping} leaves of it, went from {objective_start:.3g} to "
-        f"{objective_now:.3g}: the student does not move to its teacher; set clipping=rescale, a larger clip, or a lower train.lr"
+        f"{objective_now:.3g}: the student does not move to its teacher; {remedy(signals)}"
     )
+
+
+def remedy(signals: Signals) -> str:
+    """What to set against training that goes astray; a clipping that turns gradients is the first suspect."""
+    if signals.clipping in (None, "rescale"):
+        return "lower train.lr, or set teacher=initial where the teacher moves"
+    return "set clipping=rescale, a larger clip, or a lower train.lr"
 
 
 RULES = {

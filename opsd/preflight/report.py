@@ -70,7 +70,7 @@ def report(run: Run) -> None:
         run,
         run.model.skeleton(),
         longest_student=max(found.student_lens),
-        longest_teacher=max(found.teacher_lens, default=0),
+        longest_teacher=max(found.teacher_lens, default=0) + (run.prompt.analysis_len or 0),
         longest_asked=longest_asked,
     )
     show_memory(console, run, memory)

@@ -103,7 +103,7 @@ def tokens(run: Run, found: Survey, *, response: float, evaluation: float, num_e
     return Tokens(
         sampled=(batch * response if run.rollout.samples_anew else 0) + batch / run.rollout.samples * analysis,
         student=batch * (fmean(found.student_lens) + response),
-        teacher=batch * (fmean(found.teacher_lens) + response) if found.teacher_lens else 0,
+        teacher=batch * (fmean(found.teacher_lens) + analysis + response) if found.teacher_lens else 0,
         evaluation=num_evaluated * run.eval.samples * evaluation if num_evaluated else 0,
     )
 

@@ -117,7 +117,7 @@ def test_adapters_runs_and_checkpoints_say_what_to_give_instead(model_directory:
     for lora, inner in ((False, "model"), (True, "adapter")):
         run_dir = tmp_path / inner
         run_dir.mkdir()
-        (run_dir / "config.yaml").write_text("format: 1\n")
+        (run_dir / "config.yaml").write_text("format: 2\n")
         assert refusal(run_dir) == f"teacher.path={run_dir}: is a run directory without a checkpoint; give a model directory."
         _, loaded = student(model_directory, lora=lora)
         progress = checkpoints.Progress(step=7, position=0, elapsed_s=0.0, mlflow_run_id="", engine="torch", problems="")
