@@ -45,6 +45,8 @@ def check_inputs(run: Run, seen: dict[str, Any]) -> None:
     once(f"{run.data!r} {sorted(run.needs)}", lambda: run.data.check(needs=run.needs))
     once(repr(run.eval), run.eval.check)
     once(f"{run.teacher!r} {context}", lambda: run.teacher.check(context=context))
+    if run.teacher.own_vocabulary:
+        once(f"{run.teacher!r} {run.model!r}", lambda: run.teacher.check_vocabulary(run.model.tokenizer()))
     data = once(f"{run.data!r} {replace(run.eval, samples=1)!r} {run.seed}", lambda: training_problems(run))
     once(repr(run.rollout), run.rollout.check)
     check_length("rollout", run.rollout.max_len, run.model.name, context)

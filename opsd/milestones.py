@@ -90,6 +90,8 @@ def summary(parts: Parts) -> dict[str, Any]:
         result["difference"] = asdict(compare(before, after))
         if run.baseline is not None:
             result["baseline"] = versus(run.baseline, after)
+    elif run.baseline is not None:
+        result["baseline"] = versus(run.baseline, None)
     return result
 
 

@@ -50,6 +50,11 @@ class ModelPath:
         """The directory that `path` says, or None where it names a hub model."""
         path = Path(self.path).expanduser()
         if path.is_dir():
+            if self.revision is not None:
+                raise ValueError(
+                    f"{self.key.rpartition('.')[0]}.revision={self.revision}: {self.origin} is a local directory, which has no "
+                    "revisions; set it to null."
+                )
             return path
         if path.exists():
             raise ValueError(f"{self.origin}: is a file; give the directory that holds config.json and the weights.")

@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +20,7 @@ from opsd.checkpoints import Progress
 from opsd.config import Run, Schedule, Train
 from opsd.endings import INTERRUPTED, RESULT, Interrupt, NonFinite, attempt, explain, fail, only_job
 from opsd.engines.base import AdamW
-from opsd.evaluate import texts_of
 from opsd.files import write_json
-from opsd.inputs import problem_stream, training_problems
 from opsd.milestones import (
     evaluate_if_due,
     is_evaluation_due,
@@ -35,38 +33,27 @@ from opsd.milestones import (
     warn,
 )
 from opsd.preflight.start import announce
+from opsd.scorers import Scorers, load, restore, with_analyses
 from opsd.seeding import derive
 from opsd.signals import Signals
-from opsd.stream import ProblemStream, digest
+from opsd.stream import digest
 from opsd.terminal import Terminal
 from opsd.timing import Clock, peak_memory
 from opsd.token_kinds import TokenKinds
 from opsd.tracking import OBJECTIVE, Tracker, TrackingError, recorded_in
-from opsd.types import FinishReason, LoadedModel, ProblemSet, Prompt, Request, Rollout, StepReport
+from opsd.types import Prompt, Request, Rollout, StepReport
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from opsd.engines.base import TrainingEngine
-    from opsd.rollouts.base import Recorded, Sampler
-    from opsd.scoring import Objective
-    from opsd.teachers.base import TeacherModel
-    from opsd.view import Scorers
 
 
 @dataclass(kw_only=True, slots=True)
-class Parts:
+class Parts(Scorers):
     """What a run is made of once it is in memory."""
 
-    run: Run
     run_dir: Path
-    loaded: LoadedModel
-    data: ProblemSet
-    stream: ProblemStream
-    sampler: Sampler
-    recorded: Recorded | None  # None: responses are sampled
-    teacher: TeacherModel | None
-    objective: Objective
     kinds: TokenKinds
     engine: TrainingEngine
     tracker: Tracker
@@ -111,44 +98,27 @@ def run_job(run_dir: Path) -> int:
 
 def build(run: Run, run_dir: Path, interrupt: Interrupt) -> Parts:
     """Everything in memory, as it was at the latest checkpoint."""
-    import torch
-
-    from opsd.scoring import Objective
-
     began, terminal = time.monotonic(), Terminal(every=run.train.log_every)
-    torch.set_num_threads(run.threads)
-    torch.manual_seed(derive(run.seed, "torch"))
     store, run_id = recorded_in(run_dir)
-    data = training_problems(run)
-    loaded = run.model.load(seed=run.seed, device=run.engine.device)
-    stream = problem_stream(run, data, tokenizer=loaded.tokenizer, context=loaded.context)
-    sampler = run.rollout.build(loaded)
-    recorded = None if run.rollout.samples_anew else run.rollout.recorded(loaded)
-    teacher = run.teacher.build(loaded) if run.teacher.exists else None
-    loaded.model.train()
-    objective = Objective(
-        loaded, loss=run.loss, clipping=run.clipping, temperature=run.loss_temperature, chunk_tokens=run.train.chunk_tokens
-    )
+    scorers = load(run)
+    scorers.loaded.model.train()
     optimizer = AdamW(betas=run.train.betas, weight_decay=run.train.weight_decay, max_grad_norm=run.train.max_grad_norm)
-    engine = run.engine.build(objective, optimizer=optimizer)
+    engine = run.engine.build(scorers.objective, optimizer=optimizer)
     progress = Progress(
         step=0,
-        position=stream.position,
+        position=scorers.stream.position,
         elapsed_s=0.0,
         mlflow_run_id=run_id,
         engine=run.engine.name,
-        problems=digest(data.problems),
+        problems=digest(scorers.data.problems),
     )
     found = checkpoints.latest(run_dir)
     if found is not None:
         progress = checkpoints.read_progress(found, expected=progress)
-        groups = checkpoints.restore(found, loaded=loaded)
-        engine.load_state(groups.get("optimizer", {}))
-        if teacher is not None:
-            teacher.load_state(groups.get("teacher", {}))
-        stream.position = progress.position
+        engine.load_state(restore(scorers, found).get("optimizer", {}))
+        scorers.stream.position = progress.position
         terminal.say(f"going on from {found}")
-    sampler.sync(weights_version=progress.step)
+    scorers.sampler.sync(weights_version=progress.step)
     tracker = Tracker(run_dir, store, run_id, step=progress.step, system_metrics=run.tracking.system_metrics)
     signals = Signals(
         rollouts=run.train.batch,
@@ -157,16 +127,9 @@ def build(run: Run, run_dir: Path, interrupt: Interrupt) -> Parts:
         earlier=[line for line in tracker.lines if OBJECTIVE in line],
     )
     return Parts(
-        run=run,
+        **{field.name: getattr(scorers, field.name) for field in fields(Scorers)},
         run_dir=run_dir,
-        loaded=loaded,
-        data=data,
-        stream=stream,
-        sampler=sampler,
-        recorded=recorded,
-        teacher=teacher,
-        objective=objective,
-        kinds=TokenKinds(loaded.tokenizer, vocabulary=loaded.head_VH.shape[0]),
+        kinds=TokenKinds(scorers.loaded.tokenizer, vocabulary=scorers.loaded.head_VH.shape[0]),
         engine=engine,
         tracker=tracker,
         signals=signals,
@@ -240,32 +203,6 @@ def take_step(parts: Parts, step: int) -> StepReport:
     parts.progress.step, parts.progress.position = step, parts.stream.position
     timings = {**clock.laps, "time/step_s": clock.total_s, "time/tokens_per_s": metrics["train/response_tokens"] / clock.total_s}
     return StepReport(step=step, metrics=metrics, seconds=timings | peak_memory())
-
-
-def with_analyses(parts: Parts | Scorers, prompts: list[Prompt], step: int) -> tuple[list[Prompt], dict[str, float]]:
-    """The prompts, each with what its teacher wrote about the solution, where the prompt option has the teacher write first; and
-    the analyses' mean length in tokens and the share that was cut at the limit.
-
-    The sampler's weights write it, those of the step at hand: where the solution is in view, student and teacher are one model.
-    """
-    run, limit, sampling = parts.run, parts.run.prompt.analysis_len, parts.run.rollout.sampling
-    if limit is None or parts.teacher is None:
-        return prompts, {}
-    assert sampling is not None, "config refuses a prompt with an analysis beside responses that were not sampled"
-    requests = [
-        Request(prompt_ids=prompt.analysis_ids or [], seed=derive(run.seed, "analysis", step, prompt.problem.id))
-        for prompt in prompts
-    ]
-    responses = parts.sampler.generate(requests, sampling=replace(sampling, max_len=limit))
-    texts = texts_of(responses, parts.loaded.tokenizer)
-    analysed = [parts.stream.render(prompt.problem, analysis=text) for prompt, text in zip(prompts, texts, strict=True)]
-    whole = [prompt for prompt in analysed if prompt is not None]
-    assert len(whole) == len(prompts), "a prompt that was made with room for an analysis has none"
-    metrics = {
-        "rollout/analysis_len": sum(len(response.token_ids) for response in responses) / len(responses),
-        "rollout/analysis_truncated": sum(r.finish_reason is FinishReason.LENGTH for r in responses) / len(responses),
-    }
-    return whole, metrics
 
 
 def sample(parts: Parts, prompts: list[Prompt], step: int) -> list[Rollout]:

@@ -105,8 +105,9 @@ class ProblemStream:
 
 def none_fits(pools: Sequence[Pool]) -> ValueError:
     count = sum(len(pool.problems) for pool in pools)
+    names = " and ".join(pool.name for pool in pools)
     return ValueError(
-        f"data: all {count} problems of {' and '.join(pool.name for pool in pools)} are too long for the context "
-        "beside rollout.max_len; lower that, raise model.context, or keep prompt.too_long=shorten, which cuts solutions but "
-        "never a problem."
+        f"data: all {count} problems of {names} are too long for the context beside rollout.max_len, or for "
+        "prompt.max_teacher_tokens (prompt.analysis_len in it): raise the second, lower the others, raise model.context, or "
+        "keep prompt.too_long=shorten, which cuts solutions but never a problem."
     )

@@ -6,14 +6,14 @@ another, no padding), V vocabulary entries, K kept entries (V, top-k plus tail, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from torch import Tensor, device
-    from torch.nn import Module, Parameter
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -110,8 +110,8 @@ class LoadedModel:
     """
 
     model: PreTrainedModel | PeftModel  # under LoRA peft's wrapper around it
-    body: Module
-    head_VH: Parameter
+    body: Callable[..., Any]  # the module; of a teacher that speaks, a call of it under the teacher's weights
+    head_VH: Tensor
     tokenizer: PreTrainedTokenizerBase
     context: int  # tokens the model can attend to, prompt and response together
     stop_ids: list[int]  # tokens that end a turn

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,34 +19,19 @@ from opsd import batching, checkpoints, config, records
 from opsd.config import Run
 from opsd.endings import REFUSED, fail
 from opsd.files import write_whole
-from opsd.inputs import problem_stream
-from opsd.stream import ProblemStream
+from opsd.scorers import Scorers, load, restore, with_analyses
+from opsd.stream import digest
 from opsd.tracking import OBJECTIVE
-from opsd.types import LoadedModel, MicroBatch, Prompt, Rollout
+from opsd.types import MicroBatch, Prompt, Rollout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from opsd.rollouts.base import Sampler
-    from opsd.scoring import Objective
-    from opsd.teachers.base import TeacherModel
 
 PAGE = Path(__file__).parent / "assets" / "view.html"
 DATA = "/*DATA*/"  # where the page's script expects its data
 TOP = 5  # most likely entries shown, of each side
 TEACHERS = ("teacher_entropy", "teacher_logp", "agreement", "clipped_mass")  # columns that mean nothing without a teacher
-
-
-@dataclass(kw_only=True, slots=True)
-class Scorers:
-    """What scores a step's rollouts: the run's parts as they were at a checkpoint."""
-
-    run: Run
-    loaded: LoadedModel
-    stream: ProblemStream
-    sampler: Sampler
-    teacher: TeacherModel | None
-    objective: Objective
 
 
 def main(argv: list[str]) -> int:
@@ -101,26 +85,19 @@ def choose(run_dir: Path, step: int | None) -> tuple[Path, int]:
 
 
 def build(run: Run, checkpoint: Path) -> Scorers:
-    """The run's parts as they were at a checkpoint, ready to score, nothing ready to train."""
-    import torch
+    """The run's parts as they were at a checkpoint.
 
-    from opsd.scoring import Objective
-
-    torch.set_num_threads(run.threads)
-    data = run.data.load(seed=run.seed)
-    loaded = run.model.load(seed=run.seed, device=run.engine.device)
-    stream = problem_stream(run, data, tokenizer=loaded.tokenizer, context=loaded.context)
-    sampler = run.rollout.build(loaded)
-    teacher = run.teacher.build(loaded) if run.teacher.exists else None  # while the weights are the starting ones
-    groups = checkpoints.restore(checkpoint, loaded=loaded)
-    if teacher is not None:
-        teacher.load_state(groups.get("teacher", {}))
-    sampler.sync(weights_version=checkpoints.step_of(checkpoint))
-    objective = Objective(
-        loaded, loss=run.loss, clipping=run.clipping, temperature=run.loss_temperature, chunk_tokens=run.train.chunk_tokens
-    )
-    objective.want_cosine = run.clip is not None
-    return Scorers(run=run, loaded=loaded, stream=stream, sampler=sampler, teacher=teacher, objective=objective)
+    Raises:
+        ValueError: the problems are no longer those that were trained on.
+    """
+    scorers = load(run)
+    if digest(scorers.data.problems) != checkpoints.read_progress(checkpoint).problems:
+        raise ValueError(
+            f"data={run.data.name}: its problems are no longer those that the run was trained on; put back the data that it read."
+        )
+    restore(scorers, checkpoint)
+    scorers.objective.want_cosine = run.clip is not None
+    return scorers
 
 
 def describe(run: Run, run_dir: Path, checkpoint: Path, step: int, *, count: int) -> dict[str, Any]:
@@ -186,10 +163,8 @@ def prompts_of(parts: Scorers, recorded: list[records.Record], step: int) -> lis
     """The prompts of a step's rollouts, rendered anew: only the student's were saved.
 
     Raises:
-        ValueError: the data or the template no longer give what the student read.
+        ValueError: the model's tokenizer or template no longer gives what the student read.
     """
-    from opsd.run import with_analyses
-
     problems = {problem.id: problem for pool in parts.stream.pools for problem in pool.problems}
     prompts = []
     for record in recorded:
@@ -197,8 +172,8 @@ def prompts_of(parts: Scorers, recorded: list[records.Record], step: int) -> lis
         prompt = None if problem is None else parts.stream.render(problem)
         if prompt is None or prompt.student_ids != record.student_ids:
             raise ValueError(
-                f"data={parts.run.data.name}: no longer gives the problem {record.problem_id} as the run's student read it; put "
-                "back the data that the run was trained on."
+                f"model={parts.run.model.name}: no longer gives the problem {record.problem_id} as the run's student read it; put "
+                "back the tokenizer and chat template that the run was trained with."
             )
         prompts.append(prompt)
     return with_analyses(parts, prompts, step)[0]

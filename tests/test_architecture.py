@@ -15,7 +15,17 @@ from opsd.registry import FOLDERS, kinds, lookup
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "opsd"
 ROOMS = set(FOLDERS.values())
-ABOVE = {"config", "inputs", "preflight", "milestones", "run", "view", "evaluate", "launch"}  # what stands over the rooms
+ABOVE = {
+    "config",
+    "inputs",
+    "preflight",
+    "milestones",
+    "run",
+    "scorers",
+    "view",
+    "evaluate",
+    "launch",
+}  # what stands over the rooms
 HEAVY = {
     "torch",
     "transformers",
@@ -30,7 +40,7 @@ HEAVY = {
     "scipy",
 }
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "assets" not in path.parts)
-LEVEL = {"config": 2, "inputs": 3, "evaluate": 3, "milestones": 3, "preflight": 3, "run": 3, "view": 3, "launch": 4}
+LEVEL = {"config": 2, "inputs": 3, "evaluate": 3, "milestones": 3, "preflight": 3, "run": 3, "scorers": 3, "view": 3, "launch": 4}
 
 
 def part_of(path: Path) -> str:

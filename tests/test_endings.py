@@ -31,7 +31,7 @@ def test_the_first_prompt_that_fits_is_found_without_drawing_one() -> None:
 
 def test_problems_that_are_all_too_long_are_refused() -> None:
     stream = ProblemStream(pools=POOLS, render=lambda problem: rendered(problem, least=9), seed=0)
-    said = r"^data: all 4 problems of all are too long for the context beside rollout.max_len; lower that, raise model.context"
+    said = r"^data: all 4 problems of all are too long for the context beside rollout.max_len, or for prompt.max_teacher_tokens"
     with pytest.raises(ValueError, match=said):
         stream.first()
     with pytest.raises(ValueError, match=said):

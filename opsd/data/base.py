@@ -104,8 +104,8 @@ class Rows(SinglePool):
         for field in sorted(needs):
             if self.columns.get(field) is None:
                 raise ValueError(
-                    f"data.columns.{field}=null: the run reads the {field} of every problem; say which column holds it, or set "
-                    "prompt.privileged to the field that the file has."
+                    f"data.columns.{field}=null: the run reads the {field} of every problem (prompt.privileged, rollout=dataset); "
+                    "say which column holds it, or set those to what the file has."
                 )
         self.problems(needs=needs)
 

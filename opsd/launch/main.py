@@ -117,11 +117,13 @@ def check(points: list[Point], runs: list[Run]) -> None:
 
     if runs[0].do is not Do.check:
         return
-    from opsd.preflight.report import report
+    from opsd.preflight.report import refuse, report
 
     if points[0].swept:
         print(f"\nthe first of {len(points)} points: {' '.join(points[0].overrides)}")
     report(runs[0])
+    for run in runs[1:]:
+        refuse(run)
     print("ok")
 
 

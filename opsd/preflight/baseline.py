@@ -74,9 +74,12 @@ def last_report(run_dir: Path) -> EvalReport | None:
     return load_report(found[-1].parent) if found else None
 
 
-def versus(path: str, after: EvalReport) -> dict[str, Any]:
-    """How far a run's final score is above the baseline's, for result.json; where they cannot be compared, why."""
+def versus(path: str, after: EvalReport | None) -> dict[str, Any]:
+    """How far a run's final score (None: it was not scored) is above the baseline's, for result.json; where they cannot be
+    compared, why."""
     told: dict[str, Any] = {"run_dir": path, "name": Path(path).name, "after": None, "difference": None, "why": None}
+    if after is None:
+        return told | {"why": "not compared: this run was not scored (eval.in_run)"}
     before = last_report(Path(path))
     if before is None:
         return told | {"why": "not compared: it was not scored"}

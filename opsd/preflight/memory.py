@@ -56,7 +56,7 @@ def estimate(run: Run, skeleton: Module, *, longest_student: int, longest_teache
 
     Args:
         skeleton: the model without weights, as `Model.skeleton` gives it.
-        longest_student, longest_teacher: tokens of the longest prompts, 0 where there is no teacher.
+        longest_student, longest_teacher: tokens of the longest prompts, analysis included; 0 where there is no teacher.
         longest_asked: tokens of the longest evaluation prompt, 0 where there is no evaluation.
     """
     parts: Any = skeleton
@@ -74,6 +74,8 @@ def estimate(run: Run, skeleton: Module, *, longest_student: int, longest_teache
     head_width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     cached = 2 * shape.num_hidden_layers * keys * head_width * item
     sampled = [(longest_student + run.rollout.max_len, run.train.batch)] if run.rollout.samples_anew else []
+    if run.prompt.analysis_len is not None and longest_teacher:
+        sampled.append((longest_teacher, run.train.batch // run.rollout.samples))
     if run.eval.in_run:
         sampled.append((longest_asked + run.eval.max_len, len(run.eval.problems()) * run.eval.samples))
     return Memory(

@@ -31,7 +31,7 @@ def lengths(run: Run, base: Measured | None, response: float | None) -> tuple[tu
         response: mean length of responses that are there already; None: they will be sampled.
     """
     if response is not None:
-        return (response, run.eval.max_len), f"the responses are the data's own, {response:.0f} tokens on average"
+        return (response, run.eval.max_len), f"the responses are there already, {response:.0f} tokens on average"
     if base is None:
         return None, "no lengths to go by: give baseline=RUN_DIR, whose measured ones are then expected here"
     evaluated: float = run.eval.max_len

@@ -78,6 +78,14 @@ def report(run: Run) -> None:
     show_time(console, run, base, expected or longest)
 
 
+def refuse(run: Run) -> None:
+    """Raises ValueError where `report` would, and prints nothing: for the other points of a sweep."""
+    tokenizer, context = run.model.tokenizer(), run.model.check()
+    chat.check_boundary(tokenizer)
+    problem_stream(run, training_problems(run), tokenizer=tokenizer, context=context).first()
+    evaluation_prompts(run, tokenizer, context=context)
+
+
 def heading(console: Console, title: str) -> None:
     console.print()
     console.rule(title, align="left", characters="-")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from opsd import chat
+from opsd import chat, records
 from opsd.config import Run
 from opsd.evaluate import check_room
 from opsd.seeding import derive
@@ -84,8 +84,10 @@ def evaluation_prompts(run: Run, tokenizer: PreTrainedTokenizerBase, *, context:
 
 
 def response_len(run: Run, tokenizer: PreTrainedTokenizerBase, found: Survey) -> float | None:
-    """The mean length of responses that the data already holds; None where they are yet to be sampled."""
-    if run.rollout.samples_anew or not run.rollout.needs:
+    """The mean length of responses that are there already, the data's or a run's (of its first step); None: yet to be sampled."""
+    if run.rollout.replayed is not None:
+        return fmean(len(record.response.token_ids) for record in records.load(run.rollout.replayed, 1))
+    if run.rollout.samples_anew:
         return None
     texts = [getattr(prompt.problem, field) or "" for prompt in found.prompts for field in sorted(run.rollout.needs)]
     lens = [len(chat.encode_text(tokenizer, text)) + 1 for text in texts]  # and the end of the turn

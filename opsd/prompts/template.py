@@ -71,7 +71,7 @@ class Template(PromptTemplate):
     teacher: str
     analysis: str | None  # what asks the teacher for an analysis, which then stands at the teacher's {analysis}
     privileged: Privileged
-    hint_fraction: float  # of the solution's characters, with privileged=hint
+    hint_fraction: float | None  # of the solution's characters; set with privileged=hint, and with nothing else
     student_thinking: bool
     teacher_thinking: bool
     boundary: Boundary
@@ -91,7 +91,14 @@ class Template(PromptTemplate):
         for slot in ("{privileged}", "{analysis}"):
             if slot in self.student:
                 raise ValueError(f"prompt.student: holds {slot}, which only the teacher may see; remove it.")
-        if not 0 < self.hint_fraction < 1:
+        if (self.hint_fraction is not None) != (self.privileged is Privileged.hint):
+            raise ValueError(
+                "prompt.hint_fraction=null with prompt.privileged=hint: say how much of the solution the teacher sees, e.g. 0.5."
+                if self.hint_fraction is None
+                else f"prompt.hint_fraction={self.hint_fraction} with prompt.privileged={self.privileged.name}: it would not be "
+                "read; set it to null, or prompt.privileged=hint."
+            )
+        if self.hint_fraction is not None and not 0 < self.hint_fraction < 1:
             raise ValueError(
                 f"prompt.hint_fraction={self.hint_fraction}: must lie between 0 and 1, both excluded; for the whole solution set "
                 "prompt.privileged=solution, for nothing prompt.privileged=none."
@@ -216,7 +223,7 @@ class Template(PromptTemplate):
             read_ids, asked_ids = teacher_ids(privileged, ""), None
             if self.analysis is not None:
                 asked = fill(self.analysis, problem=problem.text, privileged=privileged)
-                asked_ids = chat.render(tokenizer, asked, thinking=self.teacher_thinking)
+                asked_ids = chat.render(tokenizer, asked, thinking=False)  # the limit is for what is read, not for thoughts
             if max(len(read_ids), len(asked_ids or ())) > room:
                 return None
             return Reading(privileged=privileged, teacher_ids=read_ids, analysis_ids=asked_ids)
@@ -256,7 +263,7 @@ class Template(PromptTemplate):
                 f"prompt.privileged={self.privileged.name}: the problem {problem.id} has no {field} for the teacher to read; add "
                 f"it to the data (data.columns.{field} says in which column) or set prompt.privileged={other}."
             )
-        return beginning(text, self.hint_fraction) if self.privileged is Privileged.hint else text
+        return text if self.hint_fraction is None else beginning(text, self.hint_fraction)
 
 
 def fill(template: str, **values: str) -> str:

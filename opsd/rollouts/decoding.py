@@ -10,13 +10,13 @@ K entries considered, H hidden width.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import Module
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -127,7 +127,7 @@ class TransformersSampler(Sampler):
 class Batch:
     """Rows being decoded: their past, which of its columns are real tokens, and where each row's next token stands."""
 
-    body: Module
+    body: Callable[..., Any]
     cache: DynamicCache
     mask_RL: Tensor | None  # int64, prompt and response; None where no prompt is padded
     positions_R: Tensor  # int64; of the next token, real tokens only

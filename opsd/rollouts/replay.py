@@ -12,7 +12,8 @@ from pathlib import Path
 
 from opsd import records
 from opsd.registry import register
-from opsd.rollouts.base import Recorded, Sampler, SamplingEngine, check_decoding, own_sampler, rows_within
+from opsd.rollouts.base import Recorded
+from opsd.rollouts.transformers import TransformersEngine
 from opsd.typed import spelled
 from opsd.types import LoadedModel, Prompt, Response
 
@@ -49,16 +50,10 @@ def difference(here: list[tuple[str, list[int]]], there: list[tuple[str, list[in
 
 
 @register("rollout", "replay")
-class ReplayEngine(SamplingEngine):
+class ReplayEngine(TransformersEngine):
     """How the responses were sampled is the recorded run's: `records.as_recorded` fills it in before this is made."""
 
     path: str  # the run directory
-    max_rows: int  # responses of an evaluation decoded at one time
-    cache_tokens: int  # prompts and longest responses together of what is decoded at one time: bounds the key-value cache
-
-    def __post_init__(self) -> None:
-        SamplingEngine.__post_init__(self)
-        check_decoding(self.max_rows, self.cache_tokens)
 
     @property
     def samples_anew(self) -> bool:
@@ -77,12 +72,6 @@ class ReplayEngine(SamplingEngine):
                 )
         if not records.num_steps(self.replayed):
             raise ValueError(f"rollout.path={self.path}: holds no saved rollouts; give a run that has taken steps.")
-
-    def rows_at_once(self, row_tokens: int) -> int:
-        return rows_within(row_tokens, max_rows=self.max_rows, cache_tokens=self.cache_tokens)
-
-    def build(self, loaded: LoadedModel) -> Sampler:
-        return own_sampler(loaded, max_rows=self.max_rows, cache_tokens=self.cache_tokens)
 
     def recorded(self, loaded: LoadedModel) -> Recorded:
         return Replayed(self.replayed)

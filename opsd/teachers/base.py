@@ -9,6 +9,7 @@ from opsd.registry import Option
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
+    from transformers import PreTrainedTokenizerBase
 
     from opsd.types import LoadedModel, Sequences
 
@@ -20,6 +21,10 @@ class TeacherModel:
 
     def hidden(self, side: Sequences) -> Tensor:
         """The hidden states that predict the response tokens, `[T, H]`."""
+        raise NotImplementedError
+
+    def speaker(self, loaded: LoadedModel) -> LoadedModel:
+        """The teacher as a model to sample from, with the weights that `hidden` has at the time. `loaded`: the student."""
         raise NotImplementedError
 
     def after_step(self, step: int) -> None:
@@ -49,6 +54,18 @@ class Teacher(Option):
 
         Raises:
             ValueError: names the key, its value and what to do.
+        """
+
+    @property
+    def own_vocabulary(self) -> bool:
+        """Whether it comes with a tokenizer, to be held against the student's by `check_vocabulary`."""
+        return False
+
+    def check_vocabulary(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Refuses a teacher that the student's token ids would mean something else to; called where `own_vocabulary`.
+
+        Raises:
+            ValueError: the vocabularies differ; says in what.
         """
 
     def own_bytes(self, student: Module) -> int:

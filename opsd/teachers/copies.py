@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn import Module
 from transformers import PreTrainedModel
 
 from opsd.scoring import evaluating, hidden_at
@@ -21,24 +23,30 @@ from opsd.types import LoadedModel, Sequences
 
 
 class Shared(TeacherModel):
-    """The student's own module as it is at the moment, in evaluation mode and without gradient inside `hidden` alone."""
+    """The student's own module as it is at the moment, in evaluation mode and without gradient inside a call alone."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
         self.head_VH = loaded.head_VH.detach()
 
+    def body(self, **inputs: Any) -> Any:
+        return self.loaded.body(**inputs)
+
     def hidden(self, side: Sequences) -> Tensor:
         with evaluating(self.loaded.model):
-            return hidden_at(self.loaded.body, side)
+            return hidden_at(self.body, side)
+
+    def speaker(self, loaded: LoadedModel) -> LoadedModel:
+        return replace(loaded, body=self.body, head_VH=self.head_VH)
 
 
 class WithoutAdapters(Shared):
     """The base that the adapters stand on."""
 
-    def hidden(self, side: Sequences) -> Tensor:
+    def body(self, **inputs: Any) -> Any:
         assert not isinstance(self.loaded.model, PreTrainedModel), "adapters come with peft's model around the base"
         with self.loaded.model.disable_adapter():
-            return Shared.hidden(self, side)
+            return self.loaded.body(**inputs)
 
 
 class OwnAdapters(Shared):
@@ -49,14 +57,12 @@ class OwnAdapters(Shared):
 
     def __init__(self, loaded: LoadedModel) -> None:
         Shared.__init__(self, loaded)
+        assert isinstance(loaded.body, Module)
         self.weights = {name: p.detach().clone() for name, p in loaded.body.named_parameters() if p.requires_grad}
 
-    def hidden(self, side: Sequences) -> Tensor:
-        def body(**inputs: Any) -> Any:
-            return functional_call(self.loaded.body, self.weights, kwargs=inputs)
-
-        with evaluating(self.loaded.model):
-            return hidden_at(body, side)
+    def body(self, **inputs: Any) -> Any:
+        assert isinstance(self.loaded.body, Module)
+        return functional_call(self.loaded.body, self.weights, kwargs=inputs)
 
 
 class Apart(TeacherModel):
@@ -70,6 +76,9 @@ class Apart(TeacherModel):
     def hidden(self, side: Sequences) -> Tensor:
         with torch.no_grad():
             return hidden_at(self.body, side)
+
+    def speaker(self, loaded: LoadedModel) -> LoadedModel:
+        return replace(loaded, model=self.model, body=self.body, head_VH=self.head_VH)
 
 
 def copy_of(loaded: LoadedModel) -> Apart:
@@ -88,6 +97,7 @@ class Following(TeacherModel):
         """`share` gives the share that flows in after a step; the steps count from 1."""
         self.share = share
         trained = loaded.body if loaded.lora else loaded.model
+        assert isinstance(trained, Module)
         self.student = {name: p for name, p in trained.named_parameters() if p.requires_grad}
         if loaded.lora:
             teacher = OwnAdapters(loaded)
@@ -98,7 +108,7 @@ class Following(TeacherModel):
         assert self.weights.keys() == self.student.keys()
         assert len(self.weights) == sum(p.requires_grad for p in loaded.model.parameters()), "something outside the body is trained"
         assert all(weight.dtype.itemsize >= 4 for weight in self.weights.values()), "a small share would vanish in rounding"
-        self.hidden, self.head_VH = teacher.hidden, teacher.head_VH
+        self.hidden, self.speaker, self.head_VH = teacher.hidden, teacher.speaker, teacher.head_VH
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:

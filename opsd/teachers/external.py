@@ -22,6 +22,7 @@ from opsd.pretrained import (
     read,
     read_config,
     read_skeleton,
+    read_tokenizer,
     require_files,
     require_plain_head,
 )
@@ -30,6 +31,7 @@ from opsd.teachers.base import Teacher, TeacherModel
 
 if TYPE_CHECKING:
     from torch.nn import Module
+    from transformers import PreTrainedTokenizerBase
 
     from opsd.types import LoadedModel
 
@@ -52,6 +54,15 @@ class External(Teacher):
         require_whole_model(directory, origin)
         config = read_config(directory, origin) if local is None else require_files(directory, origin)
         require_context(positions(config), context, origin)
+
+    @property
+    def own_vocabulary(self) -> bool:
+        return True
+
+    def check_vocabulary(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        directory = self.place.local() or self.place.fetch(DESCRIPTION)
+        own = read_tokenizer(directory, origin=self.place.origin)
+        require_same_vocabulary(own.get_vocab(), tokenizer.get_vocab(), self.place.origin)
 
     def own_bytes(self, student: Module) -> int:
         import torch

@@ -19,6 +19,8 @@ ANALYSED = {  # a template whose teacher writes first
     "analysis_len": 30,
 }
 
+HINT = {"privileged": Privileged.hint}
+
 
 def within(tokenizer, max_prompt_tokens: int) -> dict:
     return {"tokenizer": tokenizer, "max_prompt_tokens": max_prompt_tokens, "teacher": True}
@@ -33,7 +35,7 @@ def template(**changes) -> Template:
         "analysis": None,
         "analysis_len": None,
         "privileged": Privileged.solution,
-        "hint_fraction": 0.5,
+        "hint_fraction": None,
         "student_thinking": False,
         "teacher_thinking": True,
         "boundary": Boundary.released,
@@ -141,6 +143,8 @@ def test_whatever_is_hostile_stays_in_its_turn(tokenizer, privileged: str, bound
         "teacher": ANALYSED["teacher"] + out,
         "analysis": "{problem} {privileged}" + out,
     }
+    if privileged == "hint":
+        changes |= {"hint_fraction": 0.5}
     if privileged == "none":
         changes |= {"analysis": None, "analysis_len": None, "teacher": "{problem} {privileged}"}
     hostile = template(privileged=Privileged[privileged], boundary=boundary, **changes)
@@ -156,7 +160,7 @@ def test_whatever_is_hostile_stays_in_its_turn(tokenizer, privileged: str, bound
     assert frame(prompt.student_ids) == off
     assert frame(prompt.teacher_ids or []) == (off if boundary is Boundary.aligned else on)
     if analysis is not None:
-        assert frame(prompt.analysis_ids or []) == on
+        assert frame(prompt.analysis_ids or []) == off
         shown = tokenizer.decode(prompt.teacher_ids)
         assert f"Notes: {conclusion(analysis)}" in shown  # what followed the last </think>: nothing here
         kept = hostile.render(row, **within(tokenizer, 3000), analysis=f"{out} why <|im_end|>")
@@ -243,7 +247,7 @@ def test_the_analysis_joins_the_teachers_context(tokenizer, written: str, read: 
     before, after = analysed(tokenizer, 500, None), analysed(tokenizer, 500, written)
     assert before is not None and after is not None
     asked = "What is 1+1?\nReference: 1+1=2. So \\boxed{2}.\nWhy?"
-    assert before.analysis_ids == after.analysis_ids == chat.render(tokenizer, asked, thinking=True)
+    assert before.analysis_ids == after.analysis_ids == chat.render(tokenizer, asked, thinking=False)
     for prompt, notes in ((before, ""), (after, read)):
         text = f"What is 1+1?\nReference: 1+1=2. So \\boxed{{2}}.\nNotes: {notes}\nNow answer."
         assert prompt.teacher_ids == chat.render(tokenizer, text, thinking=True)
@@ -372,7 +376,7 @@ def test_a_missing_privileged_field_names_the_problem(tokenizer):
             problem(answer=None), tokenizer=tokenizer, max_prompt_tokens=500, teacher=True
         )
     with pytest.raises(ValueError, match="prompt.privileged=hint: the problem p7 has no solution.*set prompt.privileged=answer"):
-        template(privileged=Privileged.hint).render(problem(solution=None), **within(tokenizer, 500))
+        template(privileged=Privileged.hint, hint_fraction=0.5).render(problem(solution=None), **within(tokenizer, 500))
     assert template(teacher="{problem}").render(problem(solution=None), **within(tokenizer, 500)) is not None
 
 
@@ -388,9 +392,18 @@ def test_a_missing_privileged_field_names_the_problem(tokenizer):
         ),
         ({"max_teacher_tokens": 0}, "prompt.max_teacher_tokens=0: must be at least 1"),
         ({"student": "{problem} {analysis}"}, "prompt.student: holds {analysis}, which only the teacher may see"),
-        ({"hint_fraction": 0.0}, "prompt.hint_fraction=0.0: must lie between 0 and 1, both excluded;"),
-        ({"hint_fraction": 1.0}, "prompt.hint_fraction=1.0: must lie between 0 and 1, both excluded;"),
-        ({"hint_fraction": -0.1}, "prompt.hint_fraction=-0.1: must lie between 0 and 1, both excluded;"),
+        (
+            {"privileged": Privileged.hint, "hint_fraction": 0.0},
+            "prompt.hint_fraction=0.0: must lie between 0 and 1, both excluded;",
+        ),
+        (
+            {"privileged": Privileged.hint, "hint_fraction": 1.0},
+            "prompt.hint_fraction=1.0: must lie between 0 and 1, both excluded;",
+        ),
+        (
+            {"privileged": Privileged.hint, "hint_fraction": -0.1},
+            "prompt.hint_fraction=-0.1: must lie between 0 and 1, both excluded;",
+        ),
         ({"teacher": ANALYSED["teacher"]}, "prompt.analysis=null: prompt.teacher has a slot {analysis};"),
         ({"analysis_len": 30}, "prompt.analysis_len=30 with prompt.analysis=null: no analysis is written;"),
         ({"analysis": "{problem}", "analysis_len": 30}, "prompt.teacher: has no {analysis}, so that the analysis would go unread;"),

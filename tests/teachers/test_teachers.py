@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from opsd.models.hf import Hf
 from opsd.pretrained import Dtype
 from opsd.registry import lookup
 from opsd.scoring import DIAGNOSTICS, Objective, hidden_at
-from opsd.types import FinishReason, LoadedModel, MicroBatch, Problem, Prompt, Response, Rollout
+from opsd.types import FinishReason, LoadedModel, MicroBatch, Problem, Prompt, Request, Response, Rollout
 
 KEYS: dict[str, dict[str, Any]] = {"initial": {}, "ema": {"rate": 0.3}, "sync": {"every": 2}, "live": {}}
 MOVING = ["ema", "sync"]
@@ -305,3 +306,31 @@ def test_values_out_of_range(kind: str, keys: dict[str, Any], message: str):
     with pytest.raises(ValueError) as caught:
         option(kind, **keys)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_what_a_teacher_says_is_drawn_from_the_weights_it_scores_with(loaded: LoadedModel, kind: str):
+    """The sampler's log-probs of the teacher's own words are those that `hidden` and `head_VH` give them, after the student moved."""
+    teacher = option(kind).build(loaded)
+    for step in (1, 2, 3):
+        change(loaded, step)
+        teacher.after_step(step)
+    prompts = [row.prompt.teacher_ids or [] for row in rollouts(loaded)]
+    engine = lookup("rollout", "transformers")(
+        name="x", kind="transformers", max_len=6, samples=1, temperature=1.0, top_p=1.0, top_k=None, max_rows=8, cache_tokens=1000
+    )
+    sampler = engine.build(teacher.speaker(loaded))
+    sampler.sync(weights_version=3)
+    asked = [Request(prompt_ids=ids, seed=seed) for seed, ids in enumerate(prompts)]
+    training = loaded.model.training
+    said = sampler.generate(asked, sampling=engine.sampling)
+    assert loaded.model.training is training
+    rows = [
+        Rollout(prompt=replace(row.prompt, student_ids=ids), response=response, text="")
+        for row, ids, response in zip(rollouts(loaded), prompts, said, strict=True)
+    ]
+    batch = batching.collate(rows, batching.token_weights(rows, batching.Reduction.token), loaded.device)
+    assert batch.teacher is not None
+    logps_TV = (teacher.hidden(batch.teacher) @ teacher.head_VH.T).log_softmax(-1)
+    scored_T = logps_TV.gather(-1, batch.response_ids_T[:, None])[:, 0]
+    torch.testing.assert_close(scored_T, batch.sampler_raw_logps_T, rtol=0, atol=2e-5)
