@@ -96,7 +96,7 @@ def test_the_papers_recipes_hold_every_published_value(recipe: str, model: str, 
         ),
         ("longer_rollouts", {"rollout.max_len": 1536}),
         ("clip_fixed", {"clipping.name": "rescale", "clipping.kind": "rescale"}),
-        ("ema", {"teacher.name": "ema", "teacher.kind": "ema", "teacher.rate": 0.05}),
+        ("ema", {"teacher.name": "ema", "teacher.kind": "ema", "teacher.rate": 0.01}),
         ("topk", {"loss.top_k": 100}),
     ],
 )

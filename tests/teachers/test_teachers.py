@@ -310,7 +310,7 @@ def test_values_out_of_range(kind: str, keys: dict[str, Any], message: str):
 
 @pytest.mark.parametrize("kind", KEYS)
 def test_what_a_teacher_says_is_drawn_from_the_weights_it_scores_with(loaded: LoadedModel, kind: str):
-    """The sampler's log-probs of the teacher's own words are those that `hidden` and `head_VH` give them, after the student moved."""
+    """The log-probs of the teacher's own words are those that `hidden` and `head_VH` give them, also after the student moved."""
     teacher = option(kind).build(loaded)
     for step in (1, 2, 3):
         change(loaded, step)
