@@ -261,7 +261,8 @@ def check_together(run: Run) -> None:
             f"clipping.clip={run.clipping.clip} beside clip={run.clip}: set the top-level clip={run.clipping.clip} alone."
         )
     if run.clipping.kind == "none" and run.clip is not None:
-        raise ValueError(f"clip={run.clip} with clipping=none: nothing would be clipped; set clip=null or clipping=rescale.")
+        instead = "clip=null or clipping=rescale" if run.loss.clippable else f"clip=null: loss={run.loss.name} is not clipped"
+        raise ValueError(f"clip={run.clip} with clipping=none: nothing would be clipped; set {instead}.")
     check_loss(run)
     run.warnings += run.prompt.check_teacher(run.teacher.kind)
     if run.train.batch % run.rollout.samples:
@@ -353,7 +354,7 @@ def frozen(run_dir: Path) -> DictConfig:
         raise ValueError(f"{run_dir}: is not a run directory, it holds no config.yaml; give the directory that a launch printed.")
     try:
         cfg = OmegaConf.load(path)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: is not YAML ({str(error).splitlines()[0]}).") from error
     found = cfg.get("format") if isinstance(cfg, DictConfig) else None
     if not isinstance(cfg, DictConfig) or found != FORMAT:

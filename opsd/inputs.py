@@ -50,6 +50,12 @@ def check_inputs(run: Run, seen: dict[str, Any]) -> None:
     data = once(f"{run.data!r} {replace(run.eval, samples=1)!r} {run.seed}", lambda: training_problems(run))
     once(repr(run.rollout), run.rollout.check)
     check_length("rollout", run.rollout.max_len, run.model.name, context)
+    analysis = run.prompt.analysis_len or 0
+    if run.rollout.max_len + analysis >= context:
+        raise ValueError(
+            f"prompt.analysis_len={analysis} plus rollout.max_len={run.rollout.max_len}: model={run.model.name} attends to "
+            f"{context} tokens, prompt, analysis and response together; lower one of them."
+        )
     if run.rollout.replayed is not None:
         check_replay(run, run.rollout.replayed, data, context=context)
     if run.eval.enabled:

@@ -20,9 +20,18 @@ def typed(cls: type, values: dict[str, Any], *, where: str, option: str) -> Any:
     try:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), values))
     except ValidationError as error:
-        key = str(error.full_key)
+        key = str(error.full_key) or next(name for name in values if not accepts(cls, name, values[name]))
         value = OmegaConf.select(OmegaConf.create(values), key)
         raise ValueError(f"{where}{key}={spelled(value)}: must be {expected(hint_of(cls, key))}.") from error
+
+
+def accepts(cls: type, key: str, value: Any) -> bool:
+    """Whether one key of a class takes a value."""
+    try:
+        OmegaConf.merge(OmegaConf.structured(cls), {key: value})
+    except ValidationError:
+        return False
+    return True
 
 
 def check_keys(cls: type, values: dict[str, Any], where: str, option: str) -> None:
@@ -61,7 +70,7 @@ def spelled(value: Any) -> str:
 def hint_of(cls: type, key: str) -> Any:
     """The declared type behind a dotted key, e.g. `lora.r`; of an item of a list or a mapping, the whole one's."""
     hint: Any = cls
-    for name in key.split("[")[0].split("."):
+    for name in filter(None, key.split("[")[0].split(".")):
         classes = [part for part in parts(hint) if is_dataclass(part)]
         if not classes:
             break
@@ -96,7 +105,8 @@ def expected(hint: Any) -> str:
         if get_origin(part) is list:
             said.append(f"a list, each item {expected(get_args(part)[0])}")
         elif get_origin(part) is dict:
-            said.append(f"a mapping, each value {expected(get_args(part)[1])}")
+            value = get_args(part)[1]
+            said.append("a mapping" if value is Any else f"a mapping, each value {expected(value)}")
         elif is_dataclass(part):
             said.append(f"a group of the keys {', '.join(field.name for field in fields(part))}")
         elif isinstance(part, type) and issubclass(part, Enum):

@@ -47,10 +47,12 @@ def main(argv: list[str]) -> int:
         if given.rollouts < 1:
             raise ValueError(f"--rollouts {given.rollouts}: must be at least 1.")
         checkpoint, step = choose(run_dir, given.step)
-        data = describe(run, run_dir, checkpoint, step, count=given.rollouts)
         out = given.out or run_dir / f"view_{checkpoints.step_name(step)}.html"
+        if out.is_dir():
+            raise ValueError(f"--out {out}: is a directory; give the page's own name in it.")
         if not out.parent.is_dir():
             raise ValueError(f"--out {out}: there is no directory {out.parent}; make it first.")
+        data = describe(run, run_dir, checkpoint, step, count=given.rollouts)
         write_whole(out, page(data))
     except (ValueError, OSError) as error:
         fail(str(error))
@@ -268,7 +270,8 @@ def short(value: float, digits: int = 7) -> float | None:
 
 def logged(run_dir: Path, step: int) -> dict[str, float]:
     """What the run has recorded of a step; nothing where its line is gone."""
-    for text in (run_dir / "metrics.jsonl").read_text().splitlines():
+    file = run_dir / "metrics.jsonl"
+    for text in file.read_text().splitlines() if file.is_file() else ():
         try:
             line = json.loads(text)
         except json.JSONDecodeError:  # the line that a running job is writing

@@ -216,7 +216,7 @@ def test_what_it_refuses(runs, tmp_path, capsys):
     problems = run_dir.parents[1] / "problems.jsonl"
     before = problems.read_text()
     problems.write_text(before.replace("A dial shows", "The dial shows"))
-    assert "data=jsonl: no longer gives the problem" in refused(str(run_dir))
+    assert "data=jsonl: its problems are no longer those" in refused(str(run_dir))
     problems.write_text(before)
 
 

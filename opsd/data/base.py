@@ -88,6 +88,9 @@ class Rows(SinglePool):
         SinglePool.__post_init__(self)
         if self.max_rows is not None and self.max_rows < 1:
             raise ValueError(f"data.max_rows={self.max_rows}: must be at least 1, or null for all rows.")
+        for field, column in self.columns.items():
+            if column is not None and not isinstance(column, str):
+                raise ValueError(f"data.columns.{field}={column}: must be the name of a column, or null for none.")
         for column, values in self.wanted().items():
             if not values or any(isinstance(value, list | dict) for value in values):
                 raise ValueError(f"data.keep.{column}={(self.keep or {})[column]}: must be one value or a list of values.")

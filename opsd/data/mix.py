@@ -14,7 +14,8 @@ from opsd.typed import typed
 from opsd.types import Pool, ProblemSet
 
 KEY = re.compile(r"(?<![^\s(])data\.(?=(?!sources\.)[a-z])")  # of a source, in a message; not the end of a path
-NAME = re.compile(r"[\w-]{1,40}")  # becomes part of problem ids and of metrics
+NAME = re.compile(r"[A-Za-z_][\w-]{0,39}")  # becomes part of problem ids and of metrics; a number would be no text in YAML
+MOST = 1e9  # a share; only ratios count
 
 
 @register("data", "mix")
@@ -33,15 +34,17 @@ class Mix(Source):
         shares = self.shares or {}
         for name in self.sources:
             if not NAME.fullmatch(name):
-                raise ValueError(f"data.sources.{name}: use up to 40 letters, digits, _ and - for a source's name.")
+                raise ValueError(f"data.sources.{name}: use up to 40 letters, digits, _ and - for a source's name, a letter first.")
             if name not in shares:
                 told = ", ".join(f"{other}: {shares.get(other, 1):g}" for other in self.sources)
                 raise ValueError(f"data.shares.{name}: is not set; give every source a share, e.g. 'data.shares={{{told}}}'.")
         for name, share in shares.items():
             if name not in self.sources:
                 raise ValueError(f"data.shares.{name}={share}: there is no such source; the sources are {', '.join(self.sources)}.")
-            if not 0 < share < float("inf"):
-                raise ValueError(f"data.shares.{name}={share}: must be above 0 and finite; leave a source out that gives nothing.")
+            if not 0 < share <= MOST:
+                raise ValueError(
+                    f"data.shares.{name}={share}: must be above 0 and at most {MOST:g}; leave a source out that gives nothing."
+                )
         self.parts()
 
     def parts(self) -> dict[str, SinglePool]:

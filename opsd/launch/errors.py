@@ -45,6 +45,9 @@ def explain(error: Exception, argv: list[str], conf: Path) -> str:
     if lines[0].startswith("Config group override must be"):
         groups = [argument for argument in argv if "=" in argument and "." not in argument.split("=")[0]]
         return f"{' '.join(groups)}: a group takes the name of one of its options; {HELP}."
+    mapped = re.match(r"Error merging override ((\S+?)=.*)", lines[0])
+    if mapped and "DictConfig with ListConfig" in str(cause):
+        return f"{mapped[1]}: must be a mapping, no list, as in '{mapped[2]}={{KEY: VALUE}}'."
     if isinstance(cause, OmegaConfBaseException):
         lines.append(str(cause).splitlines()[0])
     said = " ".join(line.strip() for line in lines[:2] if "full_key:" not in line and "object_type=" not in line)

@@ -64,13 +64,15 @@ def prepare(conf: Path, argv: list[str]) -> tuple[list[Job], bool]:
     Raises:
         ValueError: the command is refused; nothing is left behind.
     """
+    from opsd.launch import resume
     from opsd.launch.compose import compose
 
+    resume.refuse_others(argv)
     points = compose(conf, "config", argv)
     if not points:
         return [], False
     from opsd.config import Do
-    from opsd.launch import plan, resume
+    from opsd.launch import plan
 
     if any(point.cfg.resume is not None for point in points):
         job, cfg = resume.resumed(points)

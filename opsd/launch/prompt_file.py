@@ -5,6 +5,7 @@ The frozen config then holds the texts themselves: a file that changes later cha
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from yaml import MarkedYAMLError, YAMLError
 
 TEXTS = ("student", "teacher")
 OPTIONAL = "analysis"
+REFERENCE = re.compile(r"(?<!\\)\$\{([\w ]*)([^}]*)\}")
 
 
 def inline(cfg: DictConfig) -> None:
@@ -27,7 +29,7 @@ def inline(cfg: DictConfig) -> None:
     if OmegaConf.is_missing(cfg.prompt, "path") or cfg.prompt.path is None:
         raise ValueError("prompt.path is not set: prompt=file needs it; add prompt.path=FILE, a yaml with student and teacher.")
     path = Path(str(cfg.prompt.path)).expanduser()
-    texts = read(path)
+    texts = read(path, cfg)
     with open_dict(cfg.prompt):
         cfg.prompt.name = path.stem
         cfg.prompt.path = str(path.absolute())
@@ -35,7 +37,7 @@ def inline(cfg: DictConfig) -> None:
             cfg.prompt[key] = texts.get(key)
 
 
-def read(path: Path) -> dict[str, str]:
+def read(path: Path, cfg: DictConfig) -> dict[str, str]:
     """The texts of a template file. Raises ValueError as `inline` does."""
     keys = f"{' and '.join(TEXTS)} and, where the teacher writes first, {OPTIONAL}"
     if not path.is_file():
@@ -66,6 +68,12 @@ def read(path: Path) -> dict[str, str]:
                 f"prompt.path={path}: {key} is no key of a template file, which holds {keys}; set the rest beside it, as in "
                 "prompt.privileged=answer."
             )
+        for reference in REFERENCE.finditer(str(value)):
+            if reference[1] not in cfg or ":" in reference[2]:
+                raise ValueError(
+                    f"prompt.path={path}: {key} holds {reference[0]}, which reads as another value of the config, and there is "
+                    "none of that name; write `$ {` for anything else."
+                )
         if not isinstance(value, str):
             raise ValueError(f"prompt.path={path}: {key} is no text; put it in quotes, or after `|-` on lines of its own.")
     for key in TEXTS:

@@ -12,9 +12,10 @@ from omegaconf import DictConfig, OmegaConf
 from opsd.config import Schedule, freeze, frozen, to_run
 from opsd.endings import RESULT, only_job
 from opsd.files import write_json
-from opsd.inputs import check_inputs
+from opsd.inputs import check_inputs, training_problems
 from opsd.launch.compose import Point
 from opsd.launch.plan import Job
+from opsd.stream import digest
 
 RESUMABLE = ("train.steps", "train.max_time", "train.save_every", "train.keep", "train.log_every")
 ROUNDING = ("train.micro_tokens", "train.chunk_tokens", "rollout.max_rows", "rollout.cache_tokens", "engine.gradient_checkpointing")
@@ -49,14 +50,38 @@ def resumed(points: list[Point]) -> tuple[Job, DictConfig]:
     latest = checkpoints.latest(run_dir)
     if latest is None:
         raise ValueError(f"resume={run_dir}: holds no checkpoint to go on from; start the run anew.")
-    step, done = checkpoints.read_progress(latest).step, run_dir / RESULT
+    progress, done = checkpoints.read_progress(latest), run_dir / RESULT
+    step = progress.step
     if run.train.steps < step:
         raise ValueError(f"train.steps={run.train.steps}: the run has taken {step} steps already; give more.")
     if run.train.steps == step and done.exists() and json.loads(done.read_text())["status"] == "finished":
         raise ValueError(f"resume={run_dir}: finished, all {step} steps are taken; add train.steps=N with a larger N to go on.")
+    if progress.problems != digest(training_problems(run).problems):
+        raise ValueError(
+            f"data={run.data.name}: its problems are no longer those that {run_dir} is trained on; put back the data that it read, "
+            "or start a new run."
+        )
     with only_job(run_dir):  # refuses while another job holds the directory
         store, run_id = recorded_in(run_dir)
     return Job(run_dir=run_dir, run=run, overrides=changed, store=store, run_id=run_id), cfg
+
+
+def refuse_others(argv: list[str]) -> None:
+    """Refuses whatever would change a run that is resumed, before it is composed: a key of the run's own options is none of the
+    defaults'.
+
+    Raises:
+        ValueError: says what may stand beside `resume`.
+    """
+    given = next((item for item in argv if key_of(item) == "resume"), None)
+    run_dir = "" if given is None else given.partition("=")[2]
+    if run_dir in ("", "null"):
+        return
+    if run_dir.startswith("["):
+        raise ValueError(f"{given}: give one run directory.")
+    for item in argv:
+        if not item.startswith("-") and key_of(item) not in BESIDE:
+            refuse_unless_resumable(item, Schedule.constant, 0, Path(run_dir))
 
 
 def key_of(override: str) -> str:

@@ -40,6 +40,8 @@ def check_baseline(path: str | None) -> None:
         raise ValueError(
             f"baseline={path}: is not a run directory, it holds no config.yaml; give one that a launch printed, or baseline=null."
         )
+    if path is not None:
+        config.frozen(Path(path).expanduser())  # refuses what cannot be read
 
 
 def measured(path: str) -> Measured:

@@ -81,6 +81,27 @@ class Apart(TeacherModel):
         return replace(loaded, model=self.model, body=self.body, head_VH=self.head_VH)
 
 
+class FromOutside(Apart):
+    """A model that the run does not save. Checkpoints hold a mark of its weights, so that no other takes its place on resuming."""
+
+    def __init__(self, model: PreTrainedModel, *, origin: str) -> None:
+        Apart.__init__(self, model)
+        self.origin = origin
+        sums = [parameter.sum(dtype=torch.float64) for parameter in model.parameters()]
+        norms = [torch.linalg.vector_norm(parameter, dtype=torch.float64) for parameter in model.parameters()]
+        self.mark = torch.stack([*sums, *norms]).cpu()
+
+    def state(self) -> dict[str, Tensor]:
+        return {"mark": self.mark}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        same = state["mark"].shape == self.mark.shape and torch.allclose(state["mark"], self.mark, rtol=1e-9, atol=1e-9)
+        if not same:
+            raise ValueError(
+                f"{self.origin}: holds other weights than those this run began with; put them back, or start a new run."
+            )
+
+
 def copy_of(loaded: LoadedModel) -> Apart:
     """The student under full fine-tuning as it is now, its head with it: a tied or trained one moves on, the copy's stays."""
     assert isinstance(loaded.model, PreTrainedModel), "a model with adapters shares its base with its teacher"

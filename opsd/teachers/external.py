@@ -74,7 +74,7 @@ class External(Teacher):
     def build(self, loaded: LoadedModel) -> TeacherModel:
         import torch
 
-        from opsd.teachers.copies import Apart
+        from opsd.teachers.copies import FromOutside
 
         origin, directory = self.place.origin, self.place.directory()
         require_whole_model(directory, origin)
@@ -90,7 +90,7 @@ class External(Teacher):
                 f"{origin}: its embeddings have {rows} rows and the student's head has {needed}, so that it cannot score all that "
                 "the student can say; give a model with at least as many."
             )
-        teacher = Apart(model.to(loaded.device))
+        teacher = FromOutside(model.to(loaded.device), origin=origin)
         teacher.head_VH = teacher.head_VH[:needed]
         return teacher
 

@@ -18,12 +18,14 @@ from omegaconf import OmegaConf
 from opsd import tracking
 from opsd.checkpoints import Progress
 from opsd.config import load
+from opsd.inputs import training_problems
 from opsd.launch import plan, resume
 from opsd.launch.compose import Point, compose
 from opsd.launch.local import dispatch
 from opsd.launch.main import exit_status
 from opsd.launch.plan import Job, check_points, create
 from opsd.launch.table import report
+from opsd.stream import digest
 from opsd.tracking import client
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -220,7 +222,7 @@ def at_step(job: Job, step: int) -> None:
     """A checkpoint's record of how far it is; what resume reads of it."""
     folder = job.run_dir / "checkpoints" / f"step_{step:06d}"
     folder.mkdir(parents=True)
-    came = {"position": [[32 * step, 32 * step]], "elapsed_s": 1.0, "problems": ""}
+    came = {"position": [[32 * step, 32 * step]], "elapsed_s": 1.0, "problems": digest(training_problems(job.run).problems)}
     progress = Progress(step=step, mlflow_run_id=job.run_id, engine="torch", **came)
     (folder / "state.json").write_text(json.dumps(asdict(progress)))
 

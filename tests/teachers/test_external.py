@@ -79,7 +79,11 @@ def test_log_probs_are_the_model_s_own_over_the_student_s_vocabulary(model_direc
             torch.testing.assert_close(
                 logps_TV, wanted, **({"rtol": 1e-5, "atol": 1e-5} if dtype is Dtype.float32 else {"rtol": 0.05, "atol": 0.1})
             )
-    assert teacher.state() == {}
+    teacher.load_state(teacher.state())
+    with torch.no_grad():
+        next(teacher.model.parameters())[0, 0] += 0.5
+    with pytest.raises(ValueError, match=r"^teacher.path=.*: holds other weights than those this run began with"):
+        type(teacher)(teacher.model, origin=f"teacher.path={wider}").load_state(teacher.state())
 
 
 def test_the_student_s_own_directory_is_the_initial_teacher(model_directory: Path):
@@ -252,3 +256,14 @@ def test_a_hub_out_of_reach_is_one_message(endpoint: str, tmp_path: Path):
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("teacher.path=Qwen/Qwen3-8B (revision v1): the hub cannot be reached (")
     assert done.stdout.strip().endswith("set teacher.path=DIRECTORY to a local model. False")
+
+
+def test_another_vocabulary_is_refused_before_anything_is_written(wider: Path, tmp_path: Path, tokenizer):
+    external(wider).check_vocabulary(tokenizer)
+    copied = tmp_path / "copied"
+    shutil.copytree(wider, copied)
+    other = AutoTokenizer.from_pretrained(copied)
+    other.add_tokens(["<tool>"])
+    other.save_pretrained(copied)
+    with pytest.raises(ValueError, match=r"^teacher.path=.*1 unknown to the student \(such as '<tool>'\)"):
+        external(copied).check_vocabulary(tokenizer)
