@@ -204,7 +204,7 @@ def divergence_rises(signals: Signals) -> str | None:
 def remedy(signals: Signals) -> str:
     """What to set against training that goes astray; a clipping that turns gradients is the first suspect."""
     if signals.clipping in (None, "rescale"):
-        return "lower train.lr, or set teacher=initial where the teacher moves"
+        return "lower train.lr"
     return "set clipping=rescale, a larger clip, or a lower train.lr"
 
 
