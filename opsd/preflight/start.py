@@ -90,9 +90,11 @@ def lengths_line(found: Survey) -> str:
     """Lengths as least / median / most."""
     which = f"all {found.asked}" if found.asked == found.available else f"{found.asked} of {found.available}"
     teacher = f", teacher {spread(found.teacher_lens)}" if found.teacher_lens else ""
+    lost = ": warning, MOST are never trained on; raise prompt.max_teacher_tokens or model.context, or lower rollout.max_len"
+    lost = lost if 2 * len(found.dropped) > found.asked else ""
     return (
         f"prompts of {which} problems: student {spread(found.student_lens)} tokens{teacher} (least / median / most); "
-        f"{share(len(found.shortened), found)} shortened, {share(len(found.dropped), found)} dropped"
+        f"{share(len(found.shortened), found)} shortened, {share(len(found.dropped), found)} dropped{lost}"
     )
 
 
