@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes beside and renames: whoever reads `path`, at whatever moment, finds the old text or the new."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes beside and renames: whoever reads `path`, at whatever moment, finds the old content or the new."""
     part = path.with_name(path.name + ".part")
-    part.write_text(text)
+    if isinstance(content, str):
+        part.write_text(content)
+    else:
+        part.write_bytes(content)
     part.replace(path)
 
 

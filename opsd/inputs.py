@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def check_inputs(run: Run, seen: dict[str, Any]) -> None:
-    """Asks every option that reads something whether it can, and holds response lengths against the model's context.
+def check_inputs(run: Run, seen: dict[str, Any]) -> ProblemSet:
+    """Asks every option that reads something whether it can, and holds response lengths against the model's context. Gives what
+    the run trains on.
 
     Args:
         seen: what was asked before and what came of it, by the options' values; shared between a sweep's points.
@@ -60,6 +61,7 @@ def check_inputs(run: Run, seen: dict[str, Any]) -> None:
         check_replay(run, run.rollout.replayed, data, context=context)
     if run.eval.enabled:
         check_length("eval", run.eval.max_len, run.model.name, context)
+    return data
 
 
 def check_length(group: str, max_len: int, model: str, context_tokens: int) -> None:

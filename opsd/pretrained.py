@@ -68,6 +68,10 @@ class ModelPath:
         """Where config, tokenizer and weights are; fetches them where need be."""
         return self.local() or self.fetch(HUB_FILES)
 
+    def description(self) -> Path:
+        """Where config and tokenizer are; of a hub model no weights are fetched."""
+        return self.local() or self.fetch(DESCRIPTION)
+
     def fetch(self, patterns: list[str]) -> Path:
         return snapshot(
             self.path,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from opsd.checkpoints import step_name
+from opsd.files import write_whole
 from opsd.types import FinishReason, Response, Rollout
 
 if TYPE_CHECKING:
@@ -69,9 +70,7 @@ def save(run_dir: Path, step: int, rollouts: Sequence[Rollout]) -> None:
     }
     final = file_of(run_dir, step)
     final.parent.mkdir(exist_ok=True)
-    part = final.with_name(f".{final.name}.part")
-    part.write_bytes(serialized(tensors, metadata=header))
-    part.replace(final)
+    write_whole(final, serialized(tensors, metadata=header))
 
 
 def load(run_dir: Path, step: int) -> list[Record]:

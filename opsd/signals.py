@@ -11,7 +11,8 @@ The thresholds are loose on purpose. On the embedded model, no run that learns r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from statistics import fmean
 
 START, WINDOW = 4, 8  # steps; a batch of 32 is too noisy alone, and a run of 100 steps should be told early
@@ -81,11 +82,22 @@ class Signals:
 # Each rule gives None where it cannot judge yet, an empty text where all is well, and otherwise what to say.
 
 
-def length_collapse(signals: Signals) -> str | None:
-    levels = signals.levels("rollout/mean_len")
-    if levels is None:
-        return None
-    start, now = levels
+def judging(metric: str) -> Callable[[Callable[[Signals, float, float], str]], Callable[[Signals], str | None]]:
+    """A rule over one metric's level at the start and now, which cannot judge before there are both."""
+
+    def rule_of(judge: Callable[[Signals, float, float], str]) -> Callable[[Signals], str | None]:
+        @wraps(judge)
+        def rule(signals: Signals) -> str | None:
+            levels = signals.levels(metric)
+            return None if levels is None else judge(signals, *levels)
+
+        return rule
+
+    return rule_of
+
+
+@judging("rollout/mean_len")
+def length_collapse(signals: Signals, start: float, now: float) -> str:
     if now >= SHRUNK * start:
         return ""
     return (
@@ -94,11 +106,8 @@ def length_collapse(signals: Signals) -> str | None:
     )
 
 
-def length_explosion(signals: Signals) -> str | None:
-    levels = signals.levels("rollout/truncated")
-    if levels is None:
-        return None
-    start, now = levels
+@judging("rollout/truncated")
+def length_explosion(_: Signals, start: float, now: float) -> str:
     if now <= CUT or now <= start + CUT_RISE:
         return ""
     return (
@@ -107,11 +116,8 @@ def length_explosion(signals: Signals) -> str | None:
     )
 
 
-def cut_from_start(signals: Signals) -> str | None:
-    levels = signals.levels("rollout/truncated")
-    if levels is None:
-        return None
-    start, now = levels
+@judging("rollout/truncated")
+def cut_from_start(_: Signals, start: float, now: float) -> str:
     if min(start, now) <= CUT_FROM_START:
         return ""
     return (
@@ -134,11 +140,8 @@ def entropy_collapse(signals: Signals) -> str | None:
     )
 
 
-def repetition(signals: Signals) -> str | None:
-    levels = signals.levels("rollout/repeated")
-    if levels is None:
-        return None
-    start, now = levels
+@judging("rollout/repeated")
+def repetition(_: Signals, start: float, now: float) -> str:
     if now <= start + REPETITION_RISE:
         return ""
     return (

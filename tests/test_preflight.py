@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from composing import rows, run_of
 
 from opsd import chat
-from opsd.config import Run, to_run
 from opsd.inputs import problem_stream, training_problems
 from opsd.preflight.compare import NARROW, Comparer, hunks, thought
 from opsd.preflight.memory import activation_bytes, cache_bytes, estimate
@@ -20,26 +17,9 @@ from opsd.preflight.start import about
 from opsd.preflight.survey import Survey, num_evaluations, response_len, survey, tokens
 from opsd.types import Problem, Prompt
 
-CONF = Path(__file__).parents[1] / "conf"
 ASKED = "What is the sum of the digits of 73?"
 INSTRUCTION = "\n\nPlease reason step by step."
 PROBLEM = Problem(id="p", text=ASKED, solution="7+3=10.", answer="10")
-
-
-def composed(*overrides: str) -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", overrides=list(overrides))
-
-
-def run_of(*overrides: str) -> Run:
-    return to_run(composed(*overrides))
-
-
-def rows(path: Path, problems: list[tuple[str, str]]) -> Path:
-    """A JSONL file of (problem, solution)."""
-    made = [{"id": f"row-{n}", "problem": text, "solution": why, "answer": "1"} for n, (text, why) in enumerate(problems)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in made))
-    return path
 
 
 # what differs

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from composing import CONF, composed, rows, run_of
 
-from opsd.config import Run, freeze, load, params, to_run
+from opsd.config import freeze, load, params
 from opsd.evaluate import save_report
 from opsd.evaluation.statistics import paired_difference
 from opsd.inputs import problem_stream, training_problems
@@ -25,24 +24,7 @@ from opsd.preflight.survey import survey, tokens
 from opsd.tracking import Store
 from opsd.types import EvalReport
 
-CONF = Path(__file__).parents[1] / "conf"
 FEW = ["data.max_rows=64", "train.steps=10", "train.batch=8"]
-
-
-def composed(*overrides: str) -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", overrides=list(overrides))
-
-
-def run_of(*overrides: str) -> Run:
-    return to_run(composed(*overrides))
-
-
-def rows(path: Path, problems: list[tuple[str, str]]) -> Path:
-    """A JSONL file of (problem, solution)."""
-    made = [{"id": f"row-{n}", "problem": text, "solution": why, "answer": "1"} for n, (text, why) in enumerate(problems)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in made))
-    return path
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from opsd.config import Schedule, freeze, frozen, to_run
 from opsd.endings import RESULT, only_job
 from opsd.files import write_json
-from opsd.inputs import check_inputs, training_problems
+from opsd.inputs import check_inputs
 from opsd.launch.compose import Point
 from opsd.launch.plan import Job
 from opsd.stream import digest
@@ -46,7 +46,7 @@ def resumed(points: list[Point]) -> tuple[Job, DictConfig]:
         OmegaConf.update(cfg, key, OmegaConf.select(point.cfg, key), merge=False)
     cfg.do = point.cfg.do
     run = to_run(cfg)
-    check_inputs(run, {})
+    data = check_inputs(run, {})
     latest = checkpoints.latest(run_dir)
     if latest is None:
         raise ValueError(f"resume={run_dir}: holds no checkpoint to go on from; start the run anew.")
@@ -56,7 +56,7 @@ def resumed(points: list[Point]) -> tuple[Job, DictConfig]:
         raise ValueError(f"train.steps={run.train.steps}: the run has taken {step} steps already; give more.")
     if run.train.steps == step and done.exists() and json.loads(done.read_text())["status"] == "finished":
         raise ValueError(f"resume={run_dir}: finished, all {step} steps are taken; add train.steps=N with a larger N to go on.")
-    if progress.problems != digest(training_problems(run).problems):
+    if progress.problems != digest(data.problems):
         raise ValueError(
             f"data={run.data.name}: its problems are no longer those that {run_dir} is trained on; put back the data that it read, "
             "or start a new run."

@@ -12,7 +12,6 @@ from opsd.pretrained import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     CONFIG,
-    DESCRIPTION,
     WEIGHTS,
     Dtype,
     ModelPath,
@@ -182,7 +181,7 @@ class Hf(Pretrained):
         return self.place.directory()
 
     def description(self) -> Path:
-        return self.place.local() or self.place.fetch(DESCRIPTION)
+        return self.place.description()
 
     def check(self) -> int:
         local = self.place.local()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from opsd.pretrained import num_bytes
 from opsd.registry import Option
 
 if TYPE_CHECKING:
@@ -83,3 +84,19 @@ class Teacher(Option):
             ValueError: the teacher does not fit this student.
         """
         raise NotImplementedError
+
+
+class Follower(Teacher):
+    """Weights of its own that start as the student's and take over a share of them after each step."""
+
+    def share(self, step: int) -> float:
+        """Of the student's weights that flows in after a step, from 0 to 1; the steps count from 1."""
+        raise NotImplementedError
+
+    def own_bytes(self, student: Module) -> int:
+        return num_bytes(parameter for parameter in student.parameters() if parameter.requires_grad)
+
+    def build(self, loaded: LoadedModel) -> TeacherModel:
+        from opsd.teachers.copies import Following
+
+        return Following(loaded, self.share)

@@ -11,20 +11,12 @@ student, a step's B A misses that average by rate (1 - rate) dB dA, which vanish
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from opsd.pretrained import num_bytes
 from opsd.registry import register
-from opsd.teachers.base import Teacher, TeacherModel
-
-if TYPE_CHECKING:
-    from torch.nn import Module
-
-    from opsd.types import LoadedModel
+from opsd.teachers.base import Follower
 
 
 @register("teacher", "ema")
-class Ema(Teacher):
+class Ema(Follower):
     rate: float
 
     def __post_init__(self) -> None:
@@ -33,10 +25,5 @@ class Ema(Teacher):
                 f"teacher.rate={self.rate}: must be above 0 and at most 1; for a teacher that never moves set teacher=initial."
             )
 
-    def own_bytes(self, student: Module) -> int:
-        return num_bytes(parameter for parameter in student.parameters() if parameter.requires_grad)
-
-    def build(self, loaded: LoadedModel) -> TeacherModel:
-        from opsd.teachers.copies import Following
-
-        return Following(loaded, lambda step: self.rate)
+    def share(self, step: int) -> float:
+        return self.rate

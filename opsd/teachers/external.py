@@ -14,7 +14,6 @@ from opsd import checkpoints
 from opsd.pretrained import (
     ADAPTER_CONFIG,
     CONFIG,
-    DESCRIPTION,
     Dtype,
     ModelPath,
     num_bytes,
@@ -60,14 +59,14 @@ class External(Teacher):
         return True
 
     def check_vocabulary(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        directory = self.place.local() or self.place.fetch(DESCRIPTION)
+        directory = self.place.description()
         own = read_tokenizer(directory, origin=self.place.origin)
         require_same_vocabulary(own.get_vocab(), tokenizer.get_vocab(), self.place.origin)
 
     def own_bytes(self, student: Module) -> int:
         import torch
 
-        directory = self.place.local() or self.place.fetch(DESCRIPTION)
+        directory = self.place.description()
         with torch.device("meta"):
             return num_bytes(read_skeleton(directory, dtype=self.dtype, origin=self.place.origin).parameters())
 

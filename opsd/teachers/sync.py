@@ -5,20 +5,12 @@ Steps 1 to `every` have the starting weights as teacher, the next `every` the we
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from opsd.pretrained import num_bytes
 from opsd.registry import register
-from opsd.teachers.base import Teacher, TeacherModel
-
-if TYPE_CHECKING:
-    from torch.nn import Module
-
-    from opsd.types import LoadedModel
+from opsd.teachers.base import Follower
 
 
 @register("teacher", "sync")
-class Sync(Teacher):
+class Sync(Follower):
     every: int  # optimizer steps
 
     def __post_init__(self) -> None:
@@ -27,10 +19,5 @@ class Sync(Teacher):
                 f"teacher.every={self.every}: must be at least 1 step; for a teacher that never moves set teacher=initial."
             )
 
-    def own_bytes(self, student: Module) -> int:
-        return num_bytes(parameter for parameter in student.parameters() if parameter.requires_grad)
-
-    def build(self, loaded: LoadedModel) -> TeacherModel:
-        from opsd.teachers.copies import Following
-
-        return Following(loaded, lambda step: float(step % self.every == 0))
+    def share(self, step: int) -> float:
+        return float(step % self.every == 0)
