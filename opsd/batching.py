@@ -32,19 +32,57 @@ def cut(rollouts: Sequence[Rollout], *, micro_tokens: int) -> list[list[int]]:
 
     A micro-batch holds at most `micro_tokens` padded tokens on either side; a longer row stands alone.
     """
-    sizes = [
-        max(len(rollout.prompt.student_ids), len(rollout.prompt.teacher_ids or ())) + len(rollout.response.token_ids)
-        for rollout in rollouts
-    ]
     micro_batches: list[list[int]] = []
     widest = 0
-    for index in sorted(range(len(rollouts)), key=lambda i: (-sizes[i], i)):
+    for index in longest_first(rollouts):
         if micro_batches and (len(micro_batches[-1]) + 1) * widest <= micro_tokens:
             micro_batches[-1].append(index)
         else:
             micro_batches.append([index])
-            widest = sizes[index]
+            widest = size(rollouts[index])
     return micro_batches
+
+
+def plan(rollouts: Sequence[Rollout], *, micro_tokens: int, ranks: int) -> list[list[list[int]]]:
+    """For each rank its micro-batches, as indices of rollouts: of nearly the same size, and equally many on every rank.
+
+    The rollouts are dealt to and fro, longest first. A rank that has fewer micro-batches than another gets empty ones.
+    """
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    for place, index in enumerate(longest_first(rollouts)):
+        turn, rank = divmod(place, ranks)
+        dealt[rank if turn % 2 == 0 else ranks - 1 - rank].append(index)
+    cuts = [[[rows[i] for i in part] for part in cut([rollouts[i] for i in rows], micro_tokens=micro_tokens)] for rows in dealt]
+    most = max(len(own) for own in cuts)
+    return [own + [[]] * (most - len(own)) for own in cuts]
+
+
+def longest_first(rollouts: Sequence[Rollout]) -> list[int]:
+    sizes = [size(rollout) for rollout in rollouts]
+    return sorted(range(len(rollouts)), key=lambda index: (-sizes[index], index))
+
+
+def size(rollout: Rollout) -> int:
+    """Tokens of the longer side."""
+    return max(len(rollout.prompt.student_ids), len(rollout.prompt.teacher_ids or ())) + len(rollout.response.token_ids)
+
+
+def nothing(device: torch.device, *, teacher: bool) -> MicroBatch:
+    """A micro-batch without a response token, for a rank that has no rollout left: one token that nothing depends on."""
+    import torch
+
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    side = Sequences(ids_BL=torch.zeros(1, 1, dtype=torch.int64, device=device), rows_T=none, at_T=none)
+    return MicroBatch(
+        student=side,
+        teacher=side if teacher else None,
+        response_ids_T=none,
+        sampler_logps_T=none.float(),
+        sampler_raw_logps_T=none.float(),
+        weights_T=none.float(),
+        index_T=none,
+        length_T=none,
+    )
 
 
 def collate(rollouts: Sequence[Rollout], weights: Sequence[float], device: torch.device) -> MicroBatch:

@@ -2,7 +2,7 @@
 
 RUN_DIR/checkpoints/step_000100/
     model/ or adapter/     weights, config and tokenizer; from_pretrained (or peft) loads them without this project
-    state.safetensors      optimizer tensors, teacher tensors, the generator's state
+    state.safetensors      optimizer tensors, teacher tensors; one layout, whichever engine on however many ranks wrote it
     state.json             step, data position, seconds trained, MLflow run, versions
 
 A directory under its final name is complete: it is written beside, synced and renamed.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from opsd.types import LoadedModel
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,6 +36,7 @@ class Progress:
     elapsed_s: float  # wall time, over all jobs
     mlflow_run_id: str
     engine: str
+    processes: int
     problems: str  # digest of what is trained on
     format: int = FORMAT
 
@@ -77,12 +78,11 @@ def save(run_dir: Path, progress: Progress, *, loaded: LoadedModel, groups: dict
     """Writes a checkpoint and removes all but the `keep` latest.
 
     Args:
-        groups: tensors by name for each part that has state (`optimizer`, `teacher`); the generator's state is added.
+        groups: tensors by name for each part that has state (`optimizer`, `teacher`).
 
     Raises:
         OSError: the disk is full or gone; earlier checkpoints are untouched and nothing is left of this one.
     """
-    import torch
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -95,9 +95,6 @@ def save(run_dir: Path, progress: Progress, *, loaded: LoadedModel, groups: dict
         loaded.model.save_pretrained(str(where))
         loaded.tokenizer.save_pretrained(where)
         tensors = {f"{group}/{name}": value for group, entries in groups.items() for name, value in entries.items()}
-        tensors["generator/cpu"] = torch.get_rng_state()
-        if loaded.device.type == "cuda":
-            tensors["generator/cuda"] = torch.cuda.get_rng_state(loaded.device)
         save_file({name: value.detach().contiguous().cpu() for name, value in tensors.items()}, part / "state.safetensors")
         (part / "state.json").write_text(json.dumps(asdict(progress), indent=1) + "\n")
         for path in [*part.rglob("*"), part]:
@@ -149,7 +146,7 @@ def read_progress(checkpoint: Path, *, expected: Progress | None = None) -> Prog
     """How far the run was when it wrote this checkpoint.
 
     Raises:
-        ValueError: of another format; or of another MLflow run, engine or problem set than `expected`.
+        ValueError: of another format; or of another MLflow run, engine, number of processes or problem set than `expected`.
     """
     with damage_told(checkpoint):
         values = json.loads((checkpoint / "state.json").read_text())
@@ -158,7 +155,7 @@ def read_progress(checkpoint: Path, *, expected: Progress | None = None) -> Prog
             f"checkpoint={checkpoint}: its format is {values.get('format')}, this opsd reads {FORMAT}; use the opsd that wrote it."
         )
     progress = Progress(**values)
-    for key in ("mlflow_run_id", "engine", "problems"):
+    for key in ("mlflow_run_id", "engine", "processes", "problems"):
         if expected is not None and getattr(progress, key) != getattr(expected, key):
             raise ValueError(
                 f"checkpoint={checkpoint}: was written with {key}={getattr(progress, key)}, now it is {getattr(expected, key)}; "
@@ -168,8 +165,7 @@ def read_progress(checkpoint: Path, *, expected: Progress | None = None) -> Prog
 
 
 def restore(checkpoint: Path, *, loaded: LoadedModel) -> dict[str, dict[str, Tensor]]:
-    """Puts the weights and the generator's state back in place; gives the other groups of tensors as `save` got them."""
-    import torch
+    """Puts the weights back in place; gives the groups of tensors as `save` got them."""
     from safetensors.torch import load_file
 
     with damage_told(checkpoint):
@@ -179,10 +175,6 @@ def restore(checkpoint: Path, *, loaded: LoadedModel) -> dict[str, dict[str, Ten
     for entry, value in tensors.items():
         group, name = entry.split("/", 1)
         groups.setdefault(group, {})[name] = value
-    generator = groups.pop("generator")
-    torch.set_rng_state(generator["cpu"])
-    if "cuda" in generator and loaded.device.type == "cuda":
-        torch.cuda.set_rng_state(generator["cuda"], loaded.device)
     return groups
 
 

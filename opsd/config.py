@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
 from opsd.batching import Reduction
+from opsd.cross_checks import check_together
 from opsd.files import write_whole
 from opsd.hub import is_hub_id
 from opsd.records import as_recorded
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from opsd.rollouts.base import RolloutEngine
     from opsd.teachers.base import Teacher
 
-FORMAT = 2  # of a frozen config; raised when an older one would be read wrongly
+FORMAT = 3  # of a frozen config; raised when an older one would be read wrongly
 HELP = "`python launch.py --help` lists groups and options"
 DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 SECRET_KEY = re.compile(r"(^|[._])(password|passwd|secret|token|api_?key|access_?key|credentials?)$", re.I)
@@ -113,6 +114,11 @@ class Launcher:
     """Where runs are dispatched to."""
 
     name: str
+    processes: int  # ranks of one run
+
+    def __post_init__(self) -> None:
+        if self.processes < 1:
+            raise ValueError(f"launcher.processes={self.processes}: must be at least 1.")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -252,63 +258,6 @@ def check_clip(clip: Any) -> None:
         good = False
     if not good:
         raise ValueError(f"clip={spelled(clip)}: must be a positive number or null.")
-
-
-def check_together(run: Run) -> None:
-    """What only several groups together can get wrong; fills `run.warnings` with what is merely odd."""
-    if run.clipping.clip != run.clip:
-        raise ValueError(
-            f"clipping.clip={run.clipping.clip} beside clip={run.clip}: set the top-level clip={run.clipping.clip} alone."
-        )
-    if run.clipping.kind == "none" and run.clip is not None:
-        instead = "clip=null or clipping=rescale" if run.loss.clippable else f"clip=null: loss={run.loss.name} is not clipped"
-        raise ValueError(f"clip={run.clip} with clipping=none: nothing would be clipped; set {instead}.")
-    check_loss(run)
-    run.warnings += run.prompt.check_teacher(run.teacher.kind)
-    if run.train.batch % run.rollout.samples:
-        raise ValueError(
-            f"train.batch={run.train.batch} with rollout.samples={run.rollout.samples}: a step's rollouts are a whole number of "
-            "problems; make train.batch a multiple of rollout.samples."
-        )
-    if run.clip is not None:
-        entry, token = run.loss.largest()
-        unit, bound = ("vocabulary entry", entry) if run.clipping.kind == "entry" else ("token", token)
-        if run.clip >= bound:
-            run.warnings.append(
-                f"clip={run.clip} cannot bind: with loss={run.loss.name} a {unit} is at most {bound:.3g}; "
-                f"set clip below that, or clip=null to say that nothing is clipped."
-            )
-
-
-def check_loss(run: Run) -> None:
-    """Refuses a loss without what it reads, and what it would not read."""
-    loss = run.loss.name
-    if run.loss.has_teacher != run.teacher.exists:
-        raise ValueError(
-            f"loss={loss} with teacher=none: it pulls the student to a teacher; set teacher=initial, or loss=nll."
-            if run.loss.has_teacher
-            else f"teacher={run.teacher.name} with loss={loss}: it would never be read; set teacher=none."
-        )
-    if not run.loss.clippable and run.clipping.kind != "none":
-        raise ValueError(
-            f"clipping={run.clipping.name} with loss={loss}: its value is no divergence, so that capping it means nothing; set "
-            "clipping=none clip=null."
-        )
-    if run.loss.needs_sampler and run.rollout.sampling is None:
-        raise ValueError(
-            f"rollout={run.rollout.name} with loss={loss}: it weighs tokens by the sampler's own probability, and these responses "
-            "were not sampled; set a divergence, or a rollout that samples."
-        )
-    if run.prompt.analysis_len is not None and run.rollout.sampling is None:
-        raise ValueError(
-            f"prompt={run.prompt.name} with rollout={run.rollout.name}: the teacher's analysis would be sampled, and the rollout "
-            "does not say how; set another prompt, or a rollout that samples."
-        )
-    if not run.loss.has_teacher and run.rollout.samples_anew:
-        raise ValueError(
-            f"loss={loss} with rollout={run.rollout.name}: the student would be trained on what it says by itself, right or wrong, "
-            "which teaches nothing; set rollout=dataset or rollout=replay."
-        )
 
 
 def seconds(text: str) -> float:

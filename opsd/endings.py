@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from opsd.ranks import Ranks
+
 REFUSED, INTERRUPTED = 2, 130  # exit status of a command that starts nothing, and after Ctrl-C or SIGTERM
+LOST = 3  # of a rank that ends because another one has
 RESULT = "result.json"
 
 
@@ -21,27 +24,54 @@ class NonFinite(RuntimeError):
     """A loss or gradient that is not a number: the step was not taken."""
 
 
+class EngineFailure(RuntimeError):
+    """A library that samples or trains is missing, does not start, or died."""
+
+
 # What a user can mend: told in one message. Anything else is a defect of ours and keeps its traceback.
-EXPECTED = (ValueError, OSError, NonFinite, FloatingPointError, MemoryError)
+EXPECTED = (ValueError, OSError, NonFinite, EngineFailure, FloatingPointError, MemoryError)
 
 
 class Interrupt:
     """Ctrl-C, SIGTERM or a closed terminal: the step at hand is finished and saved first.
 
-    A second one, or one with nothing at stake, ends at once.
+    A second one, one with nothing at stake, or one because another rank has failed, ends at once.
     """
 
-    def __init__(self) -> None:
+    NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self, run_dir: Path, ranks: Ranks) -> None:
+        self.run_dir, self.ranks = run_dir, ranks
         self.requested = False
         self.at_once = True  # what is going on can be dropped
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in self.NUMBERS:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: object) -> None:
-        if self.requested or self.at_once:
+        if self.requested or self.at_once or has_failed(self.run_dir):
             raise KeyboardInterrupt
         self.requested = True
-        fail("interrupted: finishing this step and saving a checkpoint (once more to stop at once)")
+        if self.ranks.first and (self.ranks.size == 1 or number != signal.SIGTERM):  # torchrun's, where another rank was killed
+            fail("interrupted: finishing this step and saving a checkpoint (once more to stop at once)")
+
+    def ignore(self) -> None:
+        """From now on, while the record is closed."""
+        for number in self.NUMBERS:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def has_failed(run_dir: Path) -> bool:
+    """Whether a rank of this job has said why it failed."""
+    return (run_dir / RESULT).exists()
+
+
+def first_to_fail(run_dir: Path) -> bool:
+    """Claims the word on why the job failed; the failures of other ranks follow from it."""
+    try:
+        (run_dir / RESULT).open("x").close()
+    except FileExistsError:
+        return False
+    return True
 
 
 @contextmanager
@@ -81,6 +111,8 @@ def explain(error: Exception) -> str:
     """The message of a failure; the traceback of an unexpected one goes to standard error."""
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which only a process that has imported torch can raise
         return f"{error}; lower train.micro_tokens, train.chunk_tokens or rollout.cache_tokens (resume= takes them)"
+    if "can't allocate memory" in str(error):  # torch's allocator on the CPU
+        return f"{str(error).splitlines()[0]}; lower train.micro_tokens, train.chunk_tokens or rollout.cache_tokens"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{error.filename or 'the run directory'}: cannot be written ({error.strerror}); free space there"
     if not isinstance(error, EXPECTED):

@@ -23,7 +23,9 @@ from opsd.evaluation.statistics import (
     se_sampling,
 )
 from opsd.models.base import Model
+from opsd.ranks import Ranks
 from opsd.rollouts.base import RolloutEngine, Sampler
+from opsd.rollouts.spread import Spread
 from opsd.seeding import derive
 from opsd.types import EvalReport, FinishReason, LoadedModel, Problem, Request, Response, Sample
 
@@ -115,8 +117,9 @@ def evaluate_weights(
     seed: int,
     threads: int,
     device: str,
+    ranks: Ranks,
 ) -> EvalReport:
-    """One evaluation apart from training: of a model as it is, or with the weights of a checkpoint of it.
+    """One evaluation apart from training: of a model as it is, or with the weights of a checkpoint of it. On all ranks alike.
 
     Raises:
         ValueError: the checkpoint holds no weights (the base model is never scored in their place), or as `evaluate`.
@@ -126,8 +129,8 @@ def evaluate_weights(
     torch.set_num_threads(threads)
     weights = None if checkpoint is None else str(checkpoints.weights(checkpoint))
     step = 0 if checkpoint is None else checkpoints.read_progress(checkpoint).step
-    loaded = model.load(seed=seed, device=device, checkpoint=weights)
-    sampler = rollout.build(loaded)
+    loaded = model.load(seed=seed, device=ranks.device(device), checkpoint=weights)
+    sampler = Spread(rollout.build(loaded, processed=False), ranks)
     sampler.sync(weights_version=step)
     return evaluate(benchmark, loaded=loaded, sampler=sampler, seed=seed, step=step)
 

@@ -45,6 +45,7 @@ def check_inputs(run: Run, seen: dict[str, Any]) -> ProblemSet:
     assert isinstance(context, int), f"{run.model.kind}.check gave no context"
     once(f"{run.data!r} {sorted(run.needs)}", lambda: run.data.check(needs=run.needs))
     once(repr(run.eval), run.eval.check)
+    once(repr(run.engine), run.engine.check)
     once(f"{run.teacher!r} {context}", lambda: run.teacher.check(context=context))
     if run.teacher.own_vocabulary:
         once(f"{run.teacher!r} {run.model!r}", lambda: run.teacher.check_vocabulary(run.model.tokenizer()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from opsd.tracking import EVALUATION
 if TYPE_CHECKING:
     from opsd.config import Run
     from opsd.run import Parts
+    from opsd.types import Rollout
 
 
 def tell_data(parts: Parts) -> None:
@@ -42,7 +44,8 @@ def evaluate_if_due(parts: Parts, *, last: bool) -> None:
     )
     parts.interrupt.at_once = False
     directory = evaluation_dir(parts.run_dir, step)
-    save_report(report, directory)
+    if parts.ranks.first:
+        save_report(report, directory)
     parts.tracker.artifact(directory / "samples.jsonl", f"evaluations/{directory.name}")
     parts.tracker.log(step, metrics_of(report), timings={EVALUATION: time.perf_counter() - began})
     parts.tracker.flush()
@@ -58,6 +61,24 @@ def rollouts_file(run_dir: Path, step: int) -> Path:
     return run_dir / "rollouts" / f"{checkpoints.step_name(step)}.jsonl"
 
 
+def write_rollouts(file: Path, rollouts: list[Rollout], correct: list[bool | None]) -> None:
+    """A step's rollouts for people to read."""
+    file.parent.mkdir(exist_ok=True)
+    rows = [
+        {
+            "problem_id": rollout.prompt.problem.id,
+            "problem": rollout.prompt.problem.text,
+            "response": rollout.text,
+            "tokens": len(rollout.response.token_ids),
+            "finish_reason": rollout.response.finish_reason.value,
+            "answer": rollout.prompt.problem.answer,
+            "correct": verdict,
+        }
+        for rollout, verdict in zip(rollouts, correct, strict=True)
+    ]
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
 def upload_rollouts(parts: Parts, step: int) -> None:
     """The rollouts of a step into MLflow, where they were kept."""
     file = rollouts_file(parts.run_dir, step)
@@ -68,19 +89,27 @@ def upload_rollouts(parts: Parts, step: int) -> None:
 def save(parts: Parts, *, recorded: bool = True) -> None:
     """A checkpoint of the step at hand, unless it exists. MLflow has all that came before it, unless the store is gone (`recorded`
     false): the job that goes on sends the rest from metrics.jsonl."""
-    latest = checkpoints.latest(parts.run_dir)
-    if latest is not None and checkpoints.step_of(latest) == parts.progress.step:
+    if parts.ranks.agreed(lambda: is_saved(parts)):
         return
     if recorded:
         parts.tracker.flush()
     now = time.monotonic()
     parts.progress.elapsed_s, parts.began = parts.progress.elapsed_s + now - parts.began, now
     groups = {"optimizer": parts.engine.state(), "teacher": {} if parts.teacher is None else parts.teacher.state()}
-    checkpoints.save(parts.run_dir, parts.progress, loaded=parts.loaded, groups=groups, keep=parts.run.train.keep)
+    with parts.engine.whole():
+        if parts.ranks.first:
+            checkpoints.save(parts.run_dir, parts.progress, loaded=parts.loaded, groups=groups, keep=parts.run.train.keep)
+
+
+def is_saved(parts: Parts) -> bool:
+    latest = checkpoints.latest(parts.run_dir)
+    return latest is not None and checkpoints.step_of(latest) == parts.progress.step
 
 
 def summary(parts: Parts) -> dict[str, Any]:
-    """What becomes result.json: what the launcher prints and tables rank."""
+    """What becomes result.json: what the launcher prints and tables rank. Of other ranks than the first it is never read."""
+    if not parts.ranks.first:
+        return {"status": "finished"}
     run, step = parts.run, parts.progress.step
     result: dict[str, Any] = {"status": "finished", "step": step, "message": None}
     if run.eval.in_run:

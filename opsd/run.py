@@ -5,20 +5,33 @@ A job reads its frozen config, goes on from the latest checkpoint it finds (ther
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opsd import batching, checkpoints, config, records
+from opsd import batching, checkpoints, config, ranks, records
 from opsd.checkpoints import Progress
 from opsd.config import Run, Schedule, Train
-from opsd.endings import INTERRUPTED, RESULT, Interrupt, NonFinite, attempt, explain, fail, only_job
+from opsd.endings import (
+    INTERRUPTED,
+    LOST,
+    REFUSED,
+    RESULT,
+    Interrupt,
+    NonFinite,
+    attempt,
+    explain,
+    fail,
+    first_to_fail,
+    has_failed,
+    only_job,
+)
 from opsd.engines.base import AdamW
 from opsd.files import write_json
 from opsd.milestones import (
@@ -31,8 +44,11 @@ from opsd.milestones import (
     tell_data,
     upload_rollouts,
     warn,
+    write_rollouts,
 )
 from opsd.preflight.start import announce
+from opsd.ranks import Ranks
+from opsd.rollouts.spread import Spread
 from opsd.scorers import Scorers, load, restore, with_analyses
 from opsd.seeding import derive
 from opsd.signals import Signals
@@ -40,13 +56,15 @@ from opsd.stream import digest
 from opsd.terminal import Terminal
 from opsd.timing import Clock, peak_memory
 from opsd.token_kinds import TokenKinds
-from opsd.tracking import OBJECTIVE, Tracker, TrackingError, recorded_in
+from opsd.tracking import OBJECTIVE, Tracker, TrackingError, Unrecorded, recorded_in
 from opsd.types import Prompt, Request, Rollout, StepReport
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from opsd.engines.base import TrainingEngine
+    from opsd.rollouts.base import Sampler
+    from opsd.types import MicroBatch
 
 
 @dataclass(kw_only=True, slots=True)
@@ -55,6 +73,7 @@ class Parts(Scorers):
 
     run_dir: Path
     kinds: TokenKinds
+    sampler: Sampler
     engine: TrainingEngine
     tracker: Tracker
     signals: Signals
@@ -62,76 +81,101 @@ class Parts(Scorers):
     progress: Progress
     interrupt: Interrupt
     began: float  # monotonic seconds; what came before is in progress.elapsed_s
+    interrupted: bool = False  # as all ranks have agreed, see `agree`
+    out_of_time: bool = False
 
 
 def main(run_dir: Path) -> int:
-    """The job of a run directory; the exit status."""
+    """The job of a run directory, or one rank of it; the exit status."""
+    me = ranks.start()
     try:
-        with only_job(run_dir):
-            return run_job(run_dir)
+        with only_job(run_dir) if me.first else nullcontext():
+            if me.first:
+                (run_dir / RESULT).unlink(missing_ok=True)  # of the job that this one goes on from
+            me.gather(None)
+            status = run_job(run_dir, me)
     except ValueError as error:  # held by another job, whose records are left alone
         fail(str(error))
-        return 1
+        return REFUSED
+    except RuntimeError as error:
+        if not ranks.lost(error):
+            raise
+        return LOST
+    ranks.end()
+    return status
 
 
-def run_job(run_dir: Path) -> int:
+def run_job(run_dir: Path, me: Ranks) -> int:
     """Runs the job to whatever end it comes to, and records that."""
-    interrupt = Interrupt()
+    interrupt = Interrupt(run_dir, me)
     parts, result = None, None
     try:
-        parts = build(config.load(run_dir), run_dir, interrupt)
+        parts = build(config.load(run_dir), run_dir, interrupt, me)
         result = train(parts)
         parts.tracker.close("FINISHED" if result else "KILLED")
+        if result is not None and me.first:
+            write_json(run_dir / RESULT, result)
+        me.gather(None)  # nobody leaves before the record is closed
     except KeyboardInterrupt:
         result = None
+        interrupt.ignore()
         if parts is not None:
-            attempt(partial(parts.tracker.close, "KILLED"))
+            attempt(partial(parts.tracker.close, "FAILED" if has_failed(run_dir) else "KILLED"))
     except Exception as error:  # the one place where a job's failures end: each is told and recorded, none is swallowed
-        return record_failure(run_dir, error, parts)
+        return record_failure(run_dir, error, me, parts)
     if result is not None:
-        write_json(run_dir / RESULT, result)
         return 0
-    latest = checkpoints.latest(run_dir)
-    fail("interrupted; " + ("" if latest is None else f"{latest.name} is saved: ") + checkpoints.go_on(run_dir))
+    if me.first and not has_failed(run_dir):
+        latest = checkpoints.latest(run_dir)
+        fail("interrupted; " + ("" if latest is None else f"{latest.name} is saved: ") + checkpoints.go_on(run_dir))
     return INTERRUPTED
 
 
-def build(run: Run, run_dir: Path, interrupt: Interrupt) -> Parts:
+def build(run: Run, run_dir: Path, interrupt: Interrupt, me: Ranks) -> Parts:
     """Everything in memory, as it was at the latest checkpoint."""
-    began, terminal = time.monotonic(), Terminal(every=run.train.log_every)
+    began, terminal = time.monotonic(), Terminal(every=run.train.log_every, quiet=not me.first)
     store, run_id = recorded_in(run_dir)
-    scorers = load(run)
-    scorers.loaded.model.train()
-    optimizer = AdamW(betas=run.train.betas, weight_decay=run.train.weight_decay, max_grad_norm=run.train.max_grad_norm)
-    engine = run.engine.build(scorers.objective, optimizer=optimizer)
+    scorers = load(run, me)
+    kinds = TokenKinds(scorers.loaded.tokenizer, vocabulary=scorers.loaded.head_VH.shape[0])
+    sampler = Spread(run.rollout.build(scorers.loaded, processed=run.loss.needs_sampler), me)
     progress = Progress(
         step=0,
         position=scorers.stream.position,
         elapsed_s=0.0,
         mlflow_run_id=run_id,
         engine=run.engine.name,
+        processes=me.size,
         problems=digest(scorers.data.problems),
     )
-    found = checkpoints.latest(run_dir)
+    found, optimizer_state = me.agreed(lambda: checkpoints.latest(run_dir)), {}
     if found is not None:
         progress = checkpoints.read_progress(found, expected=progress)
-        engine.load_state(restore(scorers, found).get("optimizer", {}))
+        optimizer_state = restore(scorers, found).get("optimizer", {})
         scorers.stream.position = progress.position
         terminal.say(f"going on from {found}")
-    scorers.sampler.sync(weights_version=progress.step)
-    tracker = Tracker(run_dir, store, run_id, step=progress.step, system_metrics=run.tracking.system_metrics)
+    scorers.loaded.model.train()
+    optimizer = AdamW(betas=run.train.betas, weight_decay=run.train.weight_decay, max_grad_norm=run.train.max_grad_norm)
+    engine = run.engine.build(scorers.objective, optimizer=optimizer, ranks=me)
+    engine.load_state(optimizer_state)
+    with engine.whole():
+        sampler.sync(weights_version=progress.step)
+    tracker = None
+    if me.first:
+        tracker = Tracker(run_dir, store, run_id, step=progress.step, system_metrics=run.tracking.system_metrics)
+    lines = me.agreed(lambda: tracker.lines if tracker else [])
     signals = Signals(
         rollouts=run.train.batch,
         sampled=run.rollout.samples_anew,
         clipping=None if run.clip is None else run.clipping.name,
-        earlier=[line for line in tracker.lines if OBJECTIVE in line],
+        earlier=[line for line in lines if OBJECTIVE in line],
     )
     return Parts(
         **{field.name: getattr(scorers, field.name) for field in fields(Scorers)},
         run_dir=run_dir,
-        kinds=TokenKinds(scorers.loaded.tokenizer, vocabulary=scorers.loaded.head_VH.shape[0]),
+        kinds=kinds,
+        sampler=sampler,
         engine=engine,
-        tracker=tracker,
+        tracker=tracker or Unrecorded(lines),
         signals=signals,
         terminal=terminal,
         progress=progress,
@@ -151,8 +195,9 @@ def train(parts: Parts) -> dict[str, Any] | None:
     if progress.step == 0:
         save(parts)
     evaluate_if_due(parts, last=False)
+    agree(parts)
     with parts.terminal.steps(first=progress.step, total=run.train.steps):
-        while progress.step < run.train.steps and not out_of_time(parts) and not parts.interrupt.requested:
+        while progress.step < run.train.steps and not parts.interrupted and not parts.out_of_time:
             report = take_step(parts, progress.step + 1)
             flags, warnings = parts.signals.see(report.metrics)
             parts.tracker.log(report.step, report.metrics | flags, timings=report.seconds)
@@ -161,10 +206,12 @@ def train(parts: Parts) -> dict[str, Any] | None:
             parts.terminal.step(report.step, run.train.steps, report.metrics, report.seconds["time/tokens_per_s"])
             if report.step % run.train.save_every == 0 or is_evaluation_due(run, report.step):
                 save(parts)
-            if not parts.interrupt.requested:
+            agree(parts)
+            if not parts.interrupted:
                 evaluate_if_due(parts, last=False)
     save(parts)
-    if parts.interrupt.requested:
+    agree(parts)
+    if parts.interrupted:
         return None
     evaluate_if_due(parts, last=True)
     return summary(parts)
@@ -172,7 +219,10 @@ def train(parts: Parts) -> dict[str, Any] | None:
 
 def take_step(parts: Parts, step: int) -> StepReport:
     """One optimizer step: sample, score with both sides, pull the student to the teacher."""
-    run, clock = parts.run, Clock()
+    import torch
+
+    run, me, clock = parts.run, parts.ranks, Clock()
+    torch.manual_seed(derive(run.seed, "dropout", step, me.rank))
     prompts, dropped = parts.stream.take(run.train.batch // run.rollout.samples)
     prompts, analyses = with_analyses(parts, prompts, step)
     clock.lap("time/analysis_s")
@@ -180,29 +230,43 @@ def take_step(parts: Parts, step: int) -> StepReport:
     clock.lap("time/rollout_s")
     weights = batching.token_weights(rollouts, run.train.reduction)
     want_cosine = step == 1 or step % run.train.log_every == 0
-    batches, diagnostics = [], []
-    for rows in batching.cut(rollouts, micro_tokens=run.train.micro_tokens):
-        batch = batching.collate([rollouts[row] for row in rows], [weights[row] for row in rows], parts.loaded.device)
+    dealt = batching.plan(rollouts, micro_tokens=run.train.micro_tokens, ranks=me.size)
+    mine, diagnostics = dealt[me.rank], []
+    for place, rows in enumerate(mine, start=1):
+        batch = batching.nothing(parts.loaded.device, teacher=parts.teacher is not None)
+        if rows:
+            batch = batching.collate([rollouts[row] for row in rows], [weights[row] for row in rows], parts.loaded.device)
         teacher_TH, teacher_head_VH = None, None
         if parts.teacher is not None and batch.teacher is not None:
             teacher_TH, teacher_head_VH = parts.teacher.hidden(batch.teacher), parts.teacher.head_VH
         clock.lap("time/teacher_s")
-        diagnostics.append(parts.engine.accumulate(batch, teacher_TH, teacher_head_VH, want_cosine=want_cosine))
-        batches.append(batch)
+        scored = parts.engine.accumulate(batch, teacher_TH, teacher_head_VH, want_cosine=want_cosine, last=place == len(mine))
+        diagnostics.append(scored.cpu())
         clock.lap("time/student_s")
     lr = learning_rate(run.train, step)
     norm = parts.engine.step(lr=lr)
-    if parts.teacher is not None:
-        parts.teacher.after_step(step)
     clock.lap("time/optimizer_s")
-    parts.sampler.sync(weights_version=step)
+    with parts.engine.whole():
+        if parts.teacher is not None:
+            parts.teacher.after_step(step)
+        synced = parts.sampler.sync(weights_version=step)
     clock.lap("time/sync_s")
-    metrics = describe(parts, step, rollouts, batches, diagnostics) | analyses
+    order = [row for micro_batches in dealt for rows in micro_batches for row in rows]
+    tokens = batching.collate([rollouts[row] for row in order], [weights[row] for row in order], torch.device("cpu"))
+    scores_TD = torch.cat(me.gather(torch.cat(diagnostics)))
+    metrics = describe(parts, step, rollouts, tokens, scores_TD) | analyses | synced
     metrics |= {"train/grad_norm": norm, "train/lr": lr, "rollout/dropped": float(dropped)}
     metrics["rollout/shortened"] = float(sum(prompt.shortened for prompt in prompts))
     parts.progress.step, parts.progress.position = step, parts.stream.position
     timings = {**clock.laps, "time/step_s": clock.total_s, "time/tokens_per_s": metrics["train/response_tokens"] / clock.total_s}
     return StepReport(step=step, metrics=metrics, seconds=timings | peak_memory())
+
+
+def agree(parts: Parts) -> None:
+    """Whether to stop is decided together: signals and clocks do not reach all ranks at one moment."""
+    found = parts.ranks.gather((parts.interrupt.requested, out_of_time(parts)))
+    parts.interrupted = any(interrupted for interrupted, _ in found)
+    parts.out_of_time = found[0][1]
 
 
 def sample(parts: Parts, prompts: list[Prompt], step: int) -> list[Rollout]:
@@ -228,37 +292,28 @@ def sample(parts: Parts, prompts: list[Prompt], step: int) -> list[Rollout]:
     ]
 
 
-def describe(parts: Parts, step: int, rollouts: list[Rollout], batches: list[Any], diagnostics: list[Tensor]) -> dict[str, float]:
-    """The step's metrics; its rollouts are saved, and written out for people every `train.log_every` steps."""
+def describe(parts: Parts, step: int, rollouts: list[Rollout], tokens: MicroBatch, scores_TD: Tensor) -> dict[str, float]:
+    """The step's metrics; its rollouts are saved, and written out for people every `train.log_every` steps.
+
+    Args:
+        tokens: of all rollouts, in the order of their diagnostics.
+    """
     from opsd.evaluation.answers import final_box, is_right
     from opsd.metrics import kind_metrics, pool_metrics, rollout_metrics, token_metrics
 
-    records.save(parts.run_dir, step, rollouts)
     boxes = [final_box(rollout.text) for rollout in rollouts]
     golds = [rollout.prompt.problem.answer for rollout in rollouts]
     correct = [None if gold is None else is_right(box, gold) for box, gold in zip(boxes, golds, strict=True)]
-    metrics = token_metrics(batches, diagnostics, columns=parts.objective.columns, teacher=parts.teacher is not None)
-    metrics |= kind_metrics(batches, diagnostics, columns=parts.objective.columns, kinds=parts.kinds)
+    metrics = token_metrics([tokens], [scores_TD], columns=parts.objective.columns, teacher=parts.teacher is not None)
+    metrics |= kind_metrics([tokens], [scores_TD], columns=parts.objective.columns, kinds=parts.kinds)
     metrics |= rollout_metrics(rollouts, boxed=[box is not None for box in boxes], correct=correct)
     if len(parts.data.pools) > 1:
         pools = [parts.stream.pool_of[rollout.prompt.problem.id] for rollout in rollouts]
         metrics |= pool_metrics(pools, correct, names=[pool.name for pool in parts.data.pools])
-    if step == 1 or step % parts.run.train.log_every == 0:
-        file = rollouts_file(parts.run_dir, step)
-        file.parent.mkdir(exist_ok=True)
-        rows = [
-            {
-                "problem_id": rollout.prompt.problem.id,
-                "problem": rollout.prompt.problem.text,
-                "response": rollout.text,
-                "tokens": len(rollout.response.token_ids),
-                "finish_reason": rollout.response.finish_reason.value,
-                "answer": rollout.prompt.problem.answer,
-                "correct": verdict,
-            }
-            for rollout, verdict in zip(rollouts, correct, strict=True)
-        ]
-        file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    if parts.ranks.first:
+        records.save(parts.run_dir, step, rollouts)
+        if step == 1 or step % parts.run.train.log_every == 0:
+            write_rollouts(rollouts_file(parts.run_dir, step), rollouts, correct)
     return metrics
 
 
@@ -272,15 +327,22 @@ def learning_rate(train: Train, step: int) -> float:
     return train.lr * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def record_failure(run_dir: Path, error: Exception, parts: Parts | None = None) -> int:
-    """Says what happened, marks the run FAILED and keeps the last good state; the exit status."""
+def record_failure(run_dir: Path, error: Exception, me: Ranks, parts: Parts | None) -> int:
+    """Says what happened, marks the run FAILED and keeps the last good state; the exit status. Of several ranks the one that fails
+    first has the word."""
+    if ranks.lost(error) or not first_to_fail(run_dir):
+        if parts is not None:
+            attempt(partial(parts.tracker.close, "FAILED"))
+        return LOST
     spoilt = isinstance(error, (NonFinite, FloatingPointError))
     message = explain(error)
+    if me.size > 1:
+        message = f"process {me.rank} of {me.size}: {message}"
     if parts is not None:
         message = f"after step {parts.progress.step}: {message}"
-        if spoilt:
+        if spoilt and me.size == 1:
             attempt(partial(keep_finite, parts))
-        elif isinstance(error, TrackingError):  # between two steps: the training itself is sound
+        elif isinstance(error, TrackingError) and me.size == 1:  # between two steps: the training itself is sound
             attempt(partial(save, parts, recorded=False))
     latest = checkpoints.latest(run_dir)
     if latest is not None:

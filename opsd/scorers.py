@@ -1,4 +1,4 @@
-"""What samples and scores a step's rollouts: a run's models, problems and objective in memory, nothing of its record."""
+"""What scores a step's rollouts: a run's models, problems and objective in memory, nothing of its record."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from opsd import checkpoints
 from opsd.config import Run
 from opsd.evaluate import texts_of
 from opsd.inputs import problem_stream, training_problems
+from opsd.ranks import Ranks
+from opsd.rollouts.spread import Spread
 from opsd.seeding import derive
 from opsd.stream import ProblemStream
 from opsd.types import FinishReason, LoadedModel, ProblemSet, Prompt, Request
@@ -28,17 +30,17 @@ class Scorers:
     """The parts that a run's numbers come from."""
 
     run: Run
+    ranks: Ranks
     loaded: LoadedModel
     data: ProblemSet
     stream: ProblemStream
-    sampler: Sampler
     recorded: Recorded | None  # None: responses are sampled
     teacher: TeacherModel | None
     analyst: Sampler | None  # the teacher's own voice; None: its prompt asks for no analysis
     objective: Objective
 
 
-def load(run: Run) -> Scorers:
+def load(run: Run, ranks: Ranks) -> Scorers:
     """The parts before the first step, in evaluation mode.
 
     Raises:
@@ -49,20 +51,19 @@ def load(run: Run) -> Scorers:
     from opsd.scoring import Objective
 
     torch.set_num_threads(run.threads)
-    torch.manual_seed(derive(run.seed, "torch"))
     data = training_problems(run)
-    loaded = run.model.load(seed=run.seed, device=run.engine.device)
+    loaded = run.model.load(seed=run.seed, device=ranks.device(run.engine.device))
     teacher = run.teacher.build(loaded) if run.teacher.exists else None
     speaks = teacher is not None and run.prompt.analysis_len is not None
     return Scorers(
         run=run,
+        ranks=ranks,
         loaded=loaded,
         data=data,
         stream=problem_stream(run, data, tokenizer=loaded.tokenizer, context=loaded.context),
-        sampler=run.rollout.build(loaded),
         recorded=None if run.rollout.samples_anew else run.rollout.recorded(loaded),
         teacher=teacher,
-        analyst=run.rollout.build(teacher.speaker(loaded)) if teacher is not None and speaks else None,
+        analyst=Spread(run.rollout.build_speaker(teacher.speaker(loaded)), ranks) if teacher is not None and speaks else None,
         objective=Objective(
             loaded, loss=run.loss, clipping=run.clipping, temperature=run.loss_temperature, chunk_tokens=run.train.chunk_tokens
         ),

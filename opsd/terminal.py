@@ -12,10 +12,11 @@ COLUMNS = (("train/objective", "loss", ".4f"), ("train/divergence", "divergence"
 
 
 class Terminal:
-    """Writes to standard output. `every` says after how many steps a plain line is due where there is no terminal."""
+    """Writes to standard output. `every` says after how many steps a plain line is due where there is no terminal; `quiet`: it
+    writes nothing, since another rank does."""
 
-    def __init__(self, *, every: int) -> None:
-        self.console = Console(highlight=False, soft_wrap=True)
+    def __init__(self, *, every: int, quiet: bool) -> None:
+        self.console = Console(highlight=False, soft_wrap=True, quiet=quiet)
         self.every = every
         self.progress: Progress | None = None
 
@@ -25,7 +26,7 @@ class Terminal:
     @contextmanager
     def steps(self, *, first: int, total: int) -> Iterator[None]:
         """Shows the steps reported inside."""
-        if not self.console.is_terminal:
+        if self.console.quiet or not self.console.is_terminal:
             yield
             return
         bar = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[state]}"))

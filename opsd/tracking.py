@@ -289,6 +289,28 @@ class Tracker:
             self.ended = True
 
 
+class Unrecorded(Tracker):
+    """The tracker of a rank that is not the first: it knows what has been logged, and neither writes nor sends."""
+
+    def __init__(self, lines: list[dict[str, Any]]) -> None:
+        self.lines = lines
+
+    def log(self, step: int, metrics: dict[str, float], *, timings: dict[str, float]) -> None:
+        self.lines.append({"step": step, **metrics, "timings": timings})
+
+    def flush(self) -> None:
+        pass
+
+    def artifact(self, path: Path, folder: str | None = None) -> None:
+        pass
+
+    def tag(self, tags: dict[str, str]) -> None:
+        pass
+
+    def close(self, status: str) -> None:
+        pass
+
+
 def cut_back(file: Path, step: int) -> list[dict[str, Any]]:
     """Keeps the lines of metrics.jsonl up to `step`, drops later ones and a torn last one; gives what was kept."""
     if not file.exists():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase
     context: int  # tokens the model can attend to, prompt and response together
     stop_ids: list[int]  # tokens that end a turn
+    directory: Path  # where its starting weights were read (under LoRA the base's), for engines that read them by themselves
     lora: bool
     device: device
 

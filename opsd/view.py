@@ -19,6 +19,7 @@ from opsd import batching, checkpoints, config, records
 from opsd.config import Run
 from opsd.endings import REFUSED, fail
 from opsd.files import write_whole
+from opsd.ranks import ALONE
 from opsd.scorers import Scorers, load, restore, with_analyses
 from opsd.stream import digest
 from opsd.tracking import OBJECTIVE
@@ -92,7 +93,7 @@ def build(run: Run, checkpoint: Path) -> Scorers:
     Raises:
         ValueError: the problems are no longer those that were trained on.
     """
-    scorers = load(run)
+    scorers = load(run, ALONE)
     if digest(scorers.data.problems) != checkpoints.read_progress(checkpoint).problems:
         raise ValueError(
             f"data={run.data.name}: its problems are no longer those that the run was trained on; put back the data that it read."

@@ -114,6 +114,7 @@ def random_model(tokenizer) -> LoadedModel:
         tokenizer=tokenizer,
         context=model.config.max_position_embeddings,
         stop_ids=[tokenizer.eos_token_id],
+        directory=Path(),  # made here, read from nowhere
         lora=False,
         device=torch.device("cpu"),
     )

@@ -17,10 +17,12 @@ PACKAGE = ROOT / "opsd"
 ROOMS = set(FOLDERS.values())
 ABOVE = {
     "config",
+    "cross_checks",
     "inputs",
     "preflight",
     "milestones",
     "run",
+    "torchrun",
     "scorers",
     "view",
     "evaluate",
@@ -40,7 +42,11 @@ HEAVY = {
     "scipy",
 }
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "assets" not in path.parts)
-LEVEL = {"config": 2, "inputs": 3, "evaluate": 3, "milestones": 3, "preflight": 3, "run": 3, "scorers": 3, "view": 3, "launch": 4}
+LEVEL = {
+    **{"config": 2, "cross_checks": 2},
+    **dict.fromkeys(("inputs", "evaluate", "milestones", "preflight", "run", "scorers", "torchrun", "view"), 3),
+    "launch": 4,
+}
 
 
 def part_of(path: Path) -> str:
@@ -94,7 +100,8 @@ def test_the_ground_has_no_cycles() -> None:
 def test_heavy_libraries_are_imported_where_they_are_built(path: Path) -> None:
     named = {name.split(".")[0] for name in imports(ast.parse(path.read_text()), in_functions=False)}
     is_option = path.parent.name in ROOMS and (path.stem in kinds_of(path.parent.name) or path.stem == "base")
-    if is_option or part_of(path) in ABOVE | {"registry", "types", "typed", "seeding", "tracking", "checkpoints", "endings"}:
+    light = {"registry", "types", "typed", "seeding", "tracking", "checkpoints", "endings", "ranks"}
+    if is_option or part_of(path) in ABOVE | light:
         assert not named & HEAVY
 
 

@@ -136,7 +136,7 @@ def test_a_frozen_config_is_the_same_run_with_absolute_paths(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("text", "age"), [("format: 3", "a newer"), ("format: 0", "an older"), ("seed: 1", "an older"), ("[]", "an older")]
+    ("text", "age"), [("format: 4", "a newer"), ("format: 0", "an older"), ("seed: 1", "an older"), ("[]", "an older")]
 )
 def test_another_format_is_refused(tmp_path: Path, text: str, age: str) -> None:
     (tmp_path / "config.yaml").write_text(text)

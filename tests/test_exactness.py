@@ -14,6 +14,7 @@ from opsd.batching import Reduction
 from opsd.endings import NonFinite
 from opsd.engines.base import AdamW
 from opsd.metrics import rollout_metrics, token_metrics
+from opsd.ranks import ALONE
 from opsd.registry import lookup
 from opsd.scoring import DIAGNOSTICS, Objective
 from opsd.types import FinishReason, Problem, Prompt, Response, Rollout
@@ -64,7 +65,7 @@ def engine_for(loaded, *, chunk_tokens=16, loss=LOSS):
     """A fresh copy of the model under the torch engine, with a frozen teacher."""
     own = copy.deepcopy(loaded.model).train().requires_grad_(True)
     mine = type(loaded)(
-        **{name: getattr(loaded, name) for name in ("tokenizer", "context", "stop_ids", "lora", "device")},
+        **{name: getattr(loaded, name) for name in ("tokenizer", "context", "stop_ids", "directory", "lora", "device")},
         model=own,
         body=own.get_decoder(),
         head_VH=own.get_output_embeddings().weight,
@@ -72,7 +73,8 @@ def engine_for(loaded, *, chunk_tokens=16, loss=LOSS):
     teacher = lookup("teacher", "initial")(name="initial", kind="initial").build(mine)
     objective = Objective(mine, loss=loss, clipping=CLIPPING, temperature=1.0, chunk_tokens=chunk_tokens)
     kind = lookup("engine", "torch")(name="torch", kind="torch", device="cpu", gradient_checkpointing=False)
-    return mine, teacher, kind.build(objective, optimizer=AdamW(betas=[0.9, 0.999], weight_decay=0.0, max_grad_norm=1.0))
+    settings = AdamW(betas=[0.9, 0.999], weight_decay=0.0, max_grad_norm=1.0)
+    return mine, teacher, kind.build(objective, optimizer=settings, ranks=ALONE)
 
 
 def accumulate(loaded, rollouts, *, micro_tokens, reduction=Reduction.token, **settings):
@@ -83,7 +85,7 @@ def accumulate(loaded, rollouts, *, micro_tokens, reduction=Reduction.token, **s
     for rows in batching.cut(rollouts, micro_tokens=micro_tokens):
         batch = batching.collate([rollouts[i] for i in rows], [weights[i] for i in rows], mine.device)
         scored = (teacher.hidden(batch.teacher), teacher.head_VH) if batch.teacher is not None else (None, None)
-        diagnostics.append(engine.accumulate(batch, *scored, want_cosine=False))
+        diagnostics.append(engine.accumulate(batch, *scored, want_cosine=False, last=True))
         batches.append(batch)
     gradients = {name: p.grad for name, p in mine.model.named_parameters()}
     return gradients, batches, diagnostics, engine
@@ -243,7 +245,7 @@ def test_a_gradient_that_is_not_a_number_is_no_step(random_model, ragged):
     batch = batching.collate(ragged, [math.inf, *weights[1:]], mine.device)
     before = {name: p.detach().clone() for name, p in mine.model.named_parameters()}
     with pytest.raises(NonFinite, match="loss"):
-        engine.accumulate(batch, teacher.hidden(batch.teacher), teacher.head_VH, want_cosine=False)
+        engine.accumulate(batch, teacher.hidden(batch.teacher), teacher.head_VH, want_cosine=False, last=True)
     next(mine.model.parameters()).grad = torch.full_like(next(mine.model.parameters()), math.nan)
     with pytest.raises(NonFinite, match="gradient"):
         engine.step(lr=1e-3)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from opsd.ranks import Ranks
 from opsd.registry import Option
 
 if TYPE_CHECKING:
@@ -28,9 +30,15 @@ class TrainingEngine:
     """A running engine. `accumulate` any number of micro-batches, then `step` once."""
 
     def accumulate(
-        self, batch: MicroBatch, teacher_TH: Tensor | None, teacher_head_VH: Tensor | None, *, want_cosine: bool
+        self, batch: MicroBatch, teacher_TH: Tensor | None, teacher_head_VH: Tensor | None, *, want_cosine: bool, last: bool
     ) -> Tensor:
         """Adds one micro-batch's gradient and gives its diagnostics `[T, D]` (columns: `Objective.columns`).
+
+        The weights of all micro-batches of a step, over all ranks, add up to 1, and so the step's gradient is the SUM over ranks.
+        All ranks call it equally often; one that has nothing more to score is given empty micro-batches.
+
+        Args:
+            last: no further one comes before `step`.
 
         Raises:
             NonFinite: the loss is not a number.
@@ -41,15 +49,21 @@ class TrainingEngine:
         """Clips, steps, clears; gives the gradient norm before clipping.
 
         Raises:
-            NonFinite: the norm is not a number; weights and optimizer are as they were.
+            NonFinite: the norm is not a number. The step counts for nothing.
         """
         raise NotImplementedError
 
+    def whole(self) -> AbstractContextManager[None]:
+        """While inside, the model's parameters are whole in this process, to be read. All ranks enter it together."""
+        return nullcontext()
+
     def state(self) -> dict[str, Tensor]:
-        """The optimizer's tensors by name, for a checkpoint."""
+        """The optimizer's tensors by parameter, `exp_avg/NAME`, for a checkpoint: one layout, whatever the engine and the number of
+        ranks. All ranks call it."""
         raise NotImplementedError
 
     def load_state(self, state: dict[str, Tensor]) -> None:
+        """Takes over what `state` gave. All ranks call it."""
         raise NotImplementedError
 
 
@@ -64,5 +78,31 @@ class Engine(Option):
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"engine.device={self.device}: must be auto, cpu, cuda or cuda:N.")
 
-    def build(self, objective: Objective, *, optimizer: AdamW) -> TrainingEngine:
+    @property
+    def shards_parameters(self) -> bool:
+        """Whether each process holds a part of the parameters alone, so that all must call the module equally often."""
+        return False
+
+    def check(self) -> None:
+        """Refuses an engine that is not installed, before anything is written. Needs no torch.
+
+        Raises:
+            ValueError: says what to install.
+        """
+
+    def refuses(self, teacher: str, *, adapters: bool) -> str | None:
+        """Why a kind of teacher cannot work under this engine, and what to set; None: it can.
+
+        Args:
+            adapters: whether the model is trained through LoRA adapters.
+        """
+        return None
+
+    def build(self, objective: Objective, *, optimizer: AdamW, ranks: Ranks) -> TrainingEngine:
+        """Called by all ranks, when the model has the weights that training goes on from and teachers are made.
+
+        Raises:
+            ValueError: the engine cannot train this model.
+            EngineFailure: its library is missing or does not start.
+        """
         raise NotImplementedError

@@ -1,12 +1,15 @@
-"""Plain torch in one process."""
+"""Plain torch: one process, or DistributedDataParallel over several."""
 
 from __future__ import annotations
 
 import math
+import warnings
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from opsd.endings import NonFinite
 from opsd.engines.base import AdamW, Engine, TrainingEngine
+from opsd.ranks import Ranks
 from opsd.registry import register
 
 if TYPE_CHECKING:
@@ -17,24 +20,31 @@ if TYPE_CHECKING:
 
 
 class TorchEngine(TrainingEngine):
-    def __init__(self, objective: Objective, settings: AdamW) -> None:
+    def __init__(self, objective: Objective, settings: AdamW, ranks: Ranks) -> None:
         import torch
+        from torch.nn.parallel import DistributedDataParallel
 
-        self.objective = objective
+        self.objective, self.ranks = objective, ranks
         self.max_grad_norm = settings.max_grad_norm
         self.parameters = {name: p for name, p in objective.model.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(), lr=0.0, betas=(settings.betas[0], settings.betas[1]), weight_decay=settings.weight_decay
         )
+        self.parallel = None
+        if ranks.size > 1:
+            with warnings.catch_warnings():  # torch 2.13 has another name for broadcast_buffers, which 2.8 does not know
+                warnings.simplefilter("ignore", FutureWarning)
+                self.parallel = DistributedDataParallel(objective, broadcast_buffers=False, gradient_as_bucket_view=True)
 
     def accumulate(
-        self, batch: MicroBatch, teacher_TH: Tensor | None, teacher_head_VH: Tensor | None, *, want_cosine: bool
+        self, batch: MicroBatch, teacher_TH: Tensor | None, teacher_head_VH: Tensor | None, *, want_cosine: bool, last: bool
     ) -> Tensor:
         self.objective.want_cosine = want_cosine
-        loss, diagnostics_TD = self.objective(batch, teacher_TH, teacher_head_VH)
-        if not loss.isfinite():
-            raise NonFinite(f"the loss is {loss.item()}")
-        loss.backward()
+        with nullcontext() if self.parallel is None or last else self.parallel.no_sync():
+            loss, diagnostics_TD = (self.parallel or self.objective)(batch, teacher_TH, teacher_head_VH)
+            if not loss.isfinite():
+                raise NonFinite(f"the loss is {loss.item()}")
+            (loss * self.ranks.size).backward()  # the ranks' gradients are averaged
         return diagnostics_TD
 
     def step(self, *, lr: float) -> float:
@@ -66,7 +76,7 @@ class TorchEngine(TrainingEngine):
 
 @register("engine", "torch")
 class Torch(Engine):
-    def build(self, objective: Objective, *, optimizer: AdamW) -> TrainingEngine:
+    def build(self, objective: Objective, *, optimizer: AdamW, ranks: Ranks) -> TrainingEngine:
         if self.gradient_checkpointing:
             objective.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return TorchEngine(objective, optimizer)
+        return TorchEngine(objective, optimizer, ranks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,12 +32,25 @@ class Outcome:
     result: dict[str, Any]  # result.json; empty where the run left none
 
 
-def command(run_dir: Path) -> list[str]:
+def command(run_dir: Path, *, processes: int) -> list[str]:
     """The job: the same here, under torchrun and on a cluster."""
-    return [sys.executable, "-m", "opsd.run", str(run_dir)]
+    if processes == 1:
+        return [sys.executable, "-m", "opsd.run", str(run_dir)]
+    return [sys.executable, "-m", "opsd.torchrun", *torchrun_options(processes), str(run_dir)]
 
 
-def dispatch(jobs: list[Job], *, command: Callable[[Path], list[str]] = command) -> list[Outcome]:
+def torchrun_options(processes: int) -> list[str]:
+    """All ranks on this machine."""
+    return ["--standalone", "--nproc-per-node", str(processes)]
+
+
+def rank_environment() -> dict[str, str]:
+    """Ranks of one machine talk over its loopback, which needs no name that resolves."""
+    loopback = [name for _, name in socket.if_nameindex() if name == "lo"]
+    return {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback[0])} if loopback else {}
+
+
+def dispatch(jobs: list[Job], *, command: Callable[..., list[str]] = command) -> list[Outcome]:
     """Runs the jobs one after another. One that fails does not take the others with it; after Ctrl-C no further one is started."""
     outcomes: list[Outcome] = []
     for job in jobs:
@@ -45,7 +59,7 @@ def dispatch(jobs: list[Job], *, command: Callable[[Path], list[str]] = command)
         else:
             place = f"\n[{len(outcomes) + 1}/{len(jobs)}] {' '.join(job.overrides)}  " if len(jobs) > 1 else ""
             print(f"{place}{job.run_dir}", flush=True)
-            outcome = start(job, command(job.run_dir))
+            outcome = start(job, command(job.run_dir, processes=job.run.launcher.processes))
         record_end(job, outcome)
         outcomes.append(outcome)
     return outcomes
@@ -57,7 +71,7 @@ def start(job: Job, arguments: list[str]) -> Outcome:
     result.unlink(missing_ok=True)  # of the run before a resume
     source = str(Path(__file__).parents[2])
     path = os.pathsep.join(part for part in (source, os.environ.get("PYTHONPATH")) if part)
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(job.run.threads)}
+    environment = os.environ | rank_environment() | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(job.run.threads)}
     with passing_on() as (signals, started):
         # a group of its own, so that a terminal's Ctrl-C does not reach it a second time, beside the one passed on
         process = subprocess.Popen(arguments, env=environment, stdin=subprocess.DEVNULL, process_group=0)

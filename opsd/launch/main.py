@@ -79,7 +79,7 @@ def prepare(conf: Path, argv: list[str]) -> tuple[list[Job], bool]:
         points[0].cfg = cfg
         warn([job.run.warnings])
         if job.run.do is not Do.run:
-            show(points, [job.run_dir], job.run.do)
+            show(points, [job.run_dir], job.run.do, processes=job.run.launcher.processes)
             check(points, [job.run])
             return [], False
         resume.apply(job, cfg)
@@ -87,7 +87,7 @@ def prepare(conf: Path, argv: list[str]) -> tuple[list[Job], bool]:
     runs = plan.check_points(points)
     warn([run.warnings for run in runs])
     if runs[0].do is not Do.run:
-        show(points, plan.preview(points, runs), runs[0].do)
+        show(points, plan.preview(points, runs), runs[0].do, processes=runs[0].launcher.processes)
         check(points, runs)
         return [], False
     jobs = plan.create(points, runs, argv=argv)
@@ -96,7 +96,7 @@ def prepare(conf: Path, argv: list[str]) -> tuple[list[Job], bool]:
     return jobs, points[0].swept
 
 
-def show(points: list[Point], run_dirs: list[Path], do: Do) -> None:
+def show(points: list[Point], run_dirs: list[Path], do: Do, *, processes: int = 1) -> None:
     """What `do=check` and `do=dry_run` print; the config of a single run that is about to start."""
     from rich.console import Console
 
@@ -105,7 +105,7 @@ def show(points: list[Point], run_dirs: list[Path], do: Do) -> None:
 
     if do is Do.dry_run:
         for run_dir in run_dirs:
-            print(f"{run_dir}\n  {' '.join(local.command(run_dir))}")
+            print(f"{run_dir}\n  {' '.join(local.command(run_dir, processes=processes))}")
         return
     if points[0].swept:
         print("\n".join(" ".join(point.overrides) for point in points))

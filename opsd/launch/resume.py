@@ -52,6 +52,11 @@ def resumed(points: list[Point]) -> tuple[Job, DictConfig]:
         raise ValueError(f"resume={run_dir}: holds no checkpoint to go on from; start the run anew.")
     progress, done = checkpoints.read_progress(latest), run_dir / RESULT
     step = progress.step
+    if progress.processes != run.launcher.processes:
+        raise ValueError(
+            f"launcher.processes={run.launcher.processes}: {run_dir} is trained by {progress.processes}, and another number would "
+            "give other roundings; leave it out, or start a new run."
+        )
     if run.train.steps < step:
         raise ValueError(f"train.steps={run.train.steps}: the run has taken {step} steps already; give more.")
     if run.train.steps == step and done.exists() and json.loads(done.read_text())["status"] == "finished":

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opsd import ranks
 from opsd.endings import INTERRUPTED, REFUSED, explain, fail
 from opsd.launch.errors import of_system
 from opsd.launch.help import HELP_FLAGS, help_text
+from opsd.ranks import Ranks
 
 if TYPE_CHECKING:
     from opsd.engines.base import Engine
@@ -36,8 +39,11 @@ class Root:
     seed: int | None
     output_root: str
     threads: int
+    processes: int
 
     def __post_init__(self) -> None:
+        if self.processes < 1:
+            raise ValueError(f"processes={self.processes}: must be at least 1.")
         if self.seed is not None and self.seed < 0:
             raise ValueError(f"seed={self.seed}: must be 0 or above.")
         if self.threads < 1:
@@ -79,15 +85,31 @@ def main(conf: Path, argv: list[str]) -> int:
     except OSError as error:
         print(f"error: {of_system(error, argv)}", file=sys.stderr)
         return REFUSED
+    if scoring.root.processes > 1 and "WORLD_SIZE" not in os.environ:
+        return spread(conf.parent / "evaluate.py", argv, scoring.root.processes)
     try:
-        score(scoring)
+        score(scoring, ranks.start())
+        ranks.end()
     except Exception as error:  # told in one message, or with its traceback where it is ours to mend
-        fail(explain(error))
+        if not ranks.lost(error):
+            fail(explain(error))
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+def spread(script: Path, argv: list[str], processes: int) -> int:
+    """The same command on several ranks; the exit status."""
+    from opsd.launch.local import rank_environment, torchrun_options
+    from opsd.torchrun import torchrun
+
+    os.environ |= rank_environment()
+    end = torchrun(torchrun_options(processes), [str(script), *argv])
+    if end.message is not None:
+        fail(end.message)
+    return end.status
 
 
 def refuse_idle(overrides: list[str]) -> None:
@@ -135,6 +157,11 @@ def to_scoring(cfg: Any) -> Scoring:
         parent = run_dir / "evaluations"
     root.seed = root.seed or 0
     check_root(parent)
+    options["engine"].check()
+    options["rollout"].check()
+    together = options["rollout"].processes_together
+    if root.processes % together:
+        raise ValueError(f"processes={root.processes} with rollout.tensor_parallel={together}: must be a multiple of it.")
     context = options["model"].check()
     options["eval"].check()
     check_length("eval", options["eval"].max_len, options["model"].name, context)
@@ -156,7 +183,7 @@ def find_checkpoint(path: Path) -> Path:
     return latest
 
 
-def score(scoring: Scoring) -> None:
+def score(scoring: Scoring, me: Ranks) -> None:
     """Evaluates, writes the report into a directory of its own, records a checkpoint's score with its run, prints the table."""
     from opsd.evaluate import evaluate_weights, save_report
     from opsd.launch.plan import claim
@@ -169,7 +196,10 @@ def score(scoring: Scoring) -> None:
         seed=scoring.root.seed or 0,
         threads=scoring.root.threads,
         device=scoring.engine.device,
+        ranks=me,
     )
+    if not me.first:
+        return
     out_dir = claim(scoring.parent, scoring.name)
     save_report(report, out_dir)
     if scoring.checkpoint is not None:

@@ -36,6 +36,11 @@ class Lora:
 class Model(Option):
     """A causal language model with its tokenizer and chat template."""
 
+    @property
+    def has_adapters(self) -> bool:
+        """Whether LoRA adapters are trained, and checkpoints hold them alone; otherwise the whole model."""
+        raise NotImplementedError
+
     def check(self) -> int:
         """Refuses what cannot be loaded, before anything is written, and gives the model's context in tokens. Needs no torch.
 

@@ -56,7 +56,6 @@ class Pretrained(Model):
 
     @property
     def has_adapters(self) -> bool:
-        """Whether a checkpoint of this model holds an adapter; otherwise it holds the whole model."""
         return self.lora is not None
 
     def directory(self) -> Path:
@@ -119,6 +118,7 @@ class Pretrained(Model):
             tokenizer=tokenizer,
             context=context,
             stop_ids=stop_ids(model, tokenizer),
+            directory=whole,
             lora=self.has_adapters,
             device=where,
         )

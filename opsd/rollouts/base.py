@@ -16,9 +16,28 @@ class Sampler:
         """One response for each request, in order. The same request under the same weights gives the same response."""
         raise NotImplementedError
 
-    def sync(self, *, weights_version: int) -> None:
-        """Makes the trainer's current weights the ones that `generate` samples from."""
+    def sync(self, *, weights_version: int) -> dict[str, float]:
+        """Makes the trainer's current weights the ones that `generate` samples from, from now on.
+
+        Called where the weights are whole in this process (`TrainingEngine.whole`). Gives what was measured on the way, as metrics.
+
+        Raises:
+            EngineFailure: they did not arrive; the sampler is of no use any more.
+        """
         raise NotImplementedError
+
+    @property
+    def ranks_together(self) -> int:
+        """How many ranks, side by side, sample as one and must be given the same requests (tensor parallelism)."""
+        return 1
+
+    @property
+    def notes(self) -> list[str]:
+        """What somebody who reads the log should know of this engine, e.g. which settings have no effect here."""
+        return []
+
+    def close(self) -> None:
+        """Gives back what the engine holds; it is not asked again. A process that ends without it leaves nothing behind either."""
 
 
 class Recorded:
@@ -69,8 +88,18 @@ class RolloutEngine(Option):
         """The run directory whose rollouts are trained on; None: no run's."""
         return None
 
+    @property
+    def processes_together(self) -> int:
+        """How many processes sample as one (tensor parallelism)."""
+        return 1
+
+    @property
+    def reads_module(self) -> bool:
+        """Whether sampling calls the trainer's own module; otherwise the sampler has weights of its own."""
+        return True
+
     def check(self) -> None:
-        """Refuses what cannot be read, before anything is written. Needs no torch.
+        """Refuses what cannot be read or is not installed, before anything is written. Needs no torch.
 
         Raises:
             ValueError: names the key, its value and what to do.
@@ -84,9 +113,22 @@ class RolloutEngine(Option):
         """
         raise NotImplementedError
 
-    def build(self, loaded: LoadedModel) -> Sampler:
-        """A sampler for evaluations and, where `samples_anew`, for the rollouts."""
+    def build(self, loaded: LoadedModel, *, processed: bool) -> Sampler:
+        """A sampler for evaluations and, where `samples_anew`, for the rollouts.
+
+        Args:
+            processed: whether the loss reads the sampler's own probability, `Response.processed_logps`. An engine that gives one
+                kind of log-probs alone gives these then, otherwise the raw ones; the other kind is NaN where the two differ.
+
+        Raises:
+            ValueError: it cannot sample from this model.
+            EngineFailure: it did not start.
+        """
         raise NotImplementedError
+
+    def build_speaker(self, loaded: LoadedModel) -> Sampler:
+        """A sampler for what the teacher writes. `loaded`: `TeacherModel.speaker`."""
+        return self.build(loaded, processed=False)
 
     def recorded(self, loaded: LoadedModel) -> Recorded:
         """The responses of a run that samples none; called where not `samples_anew`."""

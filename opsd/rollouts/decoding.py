@@ -50,9 +50,10 @@ class TransformersSampler(Sampler):
     cache_tokens: int
     weights_version: int = 0
 
-    def sync(self, *, weights_version: int) -> None:
+    def sync(self, *, weights_version: int) -> dict[str, float]:
         """The weights are the trainer's own: only their version is noted."""
         self.weights_version = weights_version
+        return {}
 
     def generate(self, requests: list[Request], *, sampling: Sampling) -> list[Response]:
         """One response for each request, in order. `sampling.temperature=0` is greedy decoding.

@@ -23,5 +23,5 @@ class TransformersEngine(SamplingEngine):
     def rows_at_once(self, row_tokens: int) -> int:
         return rows_within(row_tokens, max_rows=self.max_rows, cache_tokens=self.cache_tokens)
 
-    def build(self, loaded: LoadedModel) -> Sampler:
+    def build(self, loaded: LoadedModel, *, processed: bool) -> Sampler:
         return own_sampler(loaded, max_rows=self.max_rows, cache_tokens=self.cache_tokens)

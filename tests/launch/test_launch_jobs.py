@@ -54,7 +54,7 @@ result["threads"] = os.environ["OMP_NUM_THREADS"]
 """
 
 
-def command(run_dir: Path) -> list[str]:
+def command(run_dir: Path, *, processes: int) -> list[str]:
     return [sys.executable, "-c", JOB, str(run_dir)]
 
 
@@ -223,7 +223,7 @@ def at_step(job: Job, step: int) -> None:
     folder = job.run_dir / "checkpoints" / f"step_{step:06d}"
     folder.mkdir(parents=True)
     came = {"position": [[32 * step, 32 * step]], "elapsed_s": 1.0, "problems": digest(training_problems(job.run).problems)}
-    progress = Progress(step=step, mlflow_run_id=job.run_id, engine="torch", **came)
+    progress = Progress(step=step, mlflow_run_id=job.run_id, engine="torch", processes=1, **came)
     (folder / "state.json").write_text(json.dumps(asdict(progress)))
 
 

@@ -57,7 +57,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cfg = composed(*SMALL)
     freeze(cfg, run_dir / "config.yaml")
     problems = digest(training_problems(to_run(cfg)).problems)
-    progress = Progress(step=0, position=[[0, 0]], elapsed_s=0.0, mlflow_run_id="", engine="torch", problems=problems)
+    progress = Progress(step=0, position=[[0, 0]], elapsed_s=0.0, mlflow_run_id="", engine="torch", processes=1, problems=problems)
     (run_dir / "checkpoints" / "step_000000").mkdir(parents=True)
     write_json(run_dir / "checkpoints" / "step_000000" / "state.json", asdict(progress))
     for step, prompts in enumerate(prompts_of(to_run(cfg), STEPS), start=1):

@@ -79,6 +79,7 @@ def as_loaded(model, *, stops: tuple[int, ...] = (STOP,)) -> LoadedModel:
         tokenizer=None,  # never touched: the engine sees no text  # type: ignore[arg-type]
         context=256,
         stop_ids=list(stops),
+        directory=Path(),
         lora=False,
         device=torch.device("cpu"),
     )
@@ -96,7 +97,7 @@ def requests(count: int, *, seed: int = 0, shortest: int = 1, longest: int = 30)
 
 def generate(loaded: LoadedModel, asked: list[Request], *, sampling: Sampling | None = None, max_rows: int = 256) -> list[Response]:
     engine = TransformersEngine(**{**VALUES, "max_rows": max_rows})
-    return engine.build(loaded).generate(asked, sampling=engine.sampling if sampling is None else sampling)
+    return engine.build(loaded, processed=False).generate(asked, sampling=engine.sampling if sampling is None else sampling)
 
 
 def plain(max_len: int, temperature: float = 1.0) -> Sampling:
@@ -337,7 +338,7 @@ def test_a_recurrent_past_is_refused():
 
 def test_versions_and_contexts():
     loaded = small_model()
-    sampler = TransformersEngine(**VALUES).build(loaded)
+    sampler = TransformersEngine(**VALUES).build(loaded, processed=False)
     asked = requests(2)
     assert [response.weights_version for response in sampler.generate(asked, sampling=plain(2))] == [0, 0]
     sampler.sync(weights_version=3)

@@ -1,0 +1,30 @@
+"""Sampling spread over the ranks of a run: each is asked for its share, and all know all responses."""
+
+from __future__ import annotations
+
+from opsd.ranks import Ranks, share
+from opsd.rollouts.base import Sampler
+from opsd.types import Request, Response, Sampling
+
+
+class Spread(Sampler):
+    """A sampler on every rank, asked as one: all ranks call it with the same requests."""
+
+    def __init__(self, own: Sampler, ranks: Ranks) -> None:
+        self.own, self.ranks = own, ranks
+        assert ranks.size % own.ranks_together == 0, "config refuses a number of processes that cannot be grouped"
+
+    def generate(self, requests: list[Request], *, sampling: Sampling) -> list[Response]:
+        together = self.own.ranks_together
+        mine = share(len(requests), part=self.ranks.rank // together, parts=self.ranks.size // together)
+        gathered = self.ranks.gather(self.own.generate([requests[place] for place in mine], sampling=sampling))
+        return [response for responses in gathered[::together] for response in responses]
+
+    def sync(self, *, weights_version: int) -> dict[str, float]:
+        """Of what is measured the largest over all ranks."""
+        measured = self.ranks.gather(self.own.sync(weights_version=weights_version))
+        return {name: max(each[name] for each in measured) for name in measured[0]}
+
+    @property
+    def ranks_together(self) -> int:
+        return self.own.ranks_together
