@@ -1,11 +1,14 @@
 """Response tokens a second of `rollout=transformers` against transformers' own `generate()`, same model, prompts and settings.
 
-    python -m benchmarks.rollout [--json FILE] [--repeats 3] [--most ROWS] [OVERRIDE ...]
+    python -m benchmarks.rollout [--vllm [SYNC]] [--json FILE] [--repeats 3] [--most ROWS] [OVERRIDE ...]
 
 Overrides are launch.py's (`model=smollm2_135m rollout.max_len=64`); without any it is the embedded model on the embedded problems.
 Both sides run in this process, in turns, and stop where the model does; the medians of the repeats are printed. A case is so many
 prompts times so many samples of each: training's shapes, and an evaluation's. `generate()` gets the left-padded batch, the same
 sampling values and key-value cache, in batches of `rollout.max_rows`; it gives no log-probs, which the engine does.
+
+`--vllm` puts `rollout=vllm` beside both, with the overrides' settings, its weights brought by `rollout.sync=SYNC`, and times that.
+On a GPU no sleeping is counted (`rollout.sleep=false` is set), since there is no trainer to make room for.
 """
 
 from __future__ import annotations
@@ -71,7 +74,7 @@ def speed(generate: Callable[[], list[int]]) -> tuple[float, float]:
 
 def measure(
     loaded: LoadedModel,
-    sampler: Sampler,
+    samplers: dict[str, Sampler],
     prompts: list[list[int]],
     *,
     sampling: Sampling,
@@ -91,9 +94,10 @@ def measure(
             for sample in range(samples)
         ]
         sides: dict[str, Callable[[], list[int]]] = {
-            "engine": lambda asked=requests: engine(sampler, asked, sampling=sampling),
-            "generate": lambda asked=requests: baseline(loaded, asked, sampling=sampling, max_rows=max_rows),
+            side: lambda asked=requests, sampler=sampler: engine(sampler, asked, sampling=sampling)
+            for side, sampler in samplers.items()
         }
+        sides["generate"] = lambda asked=requests: baseline(loaded, asked, sampling=sampling, max_rows=max_rows)
         runs: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
         for repeat in range(repeats + 1):
             for side, generate in sides.items():
@@ -105,13 +109,28 @@ def measure(
             row[f"{side}_tokens_per_s"] = round(statistics.median(rate for rate, _ in figures), 1)
             row[f"{side}_s"] = round(statistics.median(seconds for _, seconds in figures), 3)
         row["times"] = round(row["engine_tokens_per_s"] / row["generate_tokens_per_s"], 2)
+        if "vllm" in samplers:
+            row["vllm_times"] = round(row["vllm_tokens_per_s"] / row["engine_tokens_per_s"], 2)
         print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
         table.append(row)
     return table
 
 
+def sync_seconds(sampler: Sampler, *, repeats: int) -> tuple[float, dict[str, float]]:
+    """Seconds of a sync of weights, the median after a warm-up, and what the last one measured."""
+    seconds, measured = [], {}
+    for version in range(repeats + 1):
+        began = time.perf_counter()
+        measured = sampler.sync(weights_version=version)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:]), measured
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument(
+        "--vllm", nargs="?", const="null", metavar="SYNC", help="rollout=vllm as well, and the time of its sync: adapter or merged"
+    )
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--most", type=int, default=720, help="leave out cases of more responses than this")
@@ -130,17 +149,30 @@ def main() -> None:
     prompts = [prompt.student_ids for prompt in rendered if prompt is not None]
     max_rows = getattr(run.rollout, "max_rows", len(prompts))
     print(f"model={run.model.name} {loaded.device} threads={run.threads} torch={torch.__version__} {sampling}")
+    samplers = {"engine": run.rollout.build(loaded, processed=False)}
+    about: dict[str, object] = {"model": run.model.name, "device": str(loaded.device)}
+    about |= {"threads": run.threads, "torch": torch.__version__}
+    if arguments.vllm:
+        overrides = ["rollout=vllm", f"rollout.sync={arguments.vllm}", *arguments.overrides, "rollout.sleep=false"]
+        option = to_run(compose(Path("conf"), "config", overrides)[0].cfg).rollout
+        began = time.perf_counter()
+        samplers["vllm"] = option.build(loaded, processed=False)
+        about["vllm_start_s"] = round(time.perf_counter() - began, 1)
+        seconds, measured = sync_seconds(samplers["vllm"], repeats=arguments.repeats)
+        about |= {"sync_s": round(seconds, 3), **measured}
+        print("  ".join(f"{key}={about[key]}" for key in ("vllm_start_s", "sync_s", *measured)), flush=True)
     table = measure(
         loaded,
-        run.rollout.build(loaded),
+        samplers,
         prompts,
         sampling=sampling,
         max_rows=max_rows,
         repeats=arguments.repeats,
         most=arguments.most,
     )
+    for sampler in samplers.values():
+        sampler.close()
     if arguments.json:
-        about = {"model": run.model.name, "device": str(loaded.device), "threads": run.threads, "torch": torch.__version__}
         arguments.json.write_text(json.dumps({**about, "cases": table}, indent=2) + "\n")
 
 

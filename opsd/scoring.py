@@ -128,9 +128,17 @@ class Objective(nn.Module):
         return (*DIAGNOSTICS, *self.loss.measures)
 
     def forward(self, batch: MicroBatch, teacher_TH: Tensor | None, teacher_head_VH: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The weighted sum of the tokens' values, and their diagnostics `[T, D]` (`columns`). No teacher: both are None."""
+        """The weighted sum of the tokens' values, and their diagnostics `[T, D]` (`columns`).
+
+        Args:
+            teacher_TH: None: there is no teacher.
+            teacher_head_VH: None beside a teacher: the student's own.
+        """
         student_TH = hidden_at(self.loaded.body, batch.student)
-        return _ChunkedLoss.apply(student_TH, self.loaded.head_VH, teacher_TH, teacher_head_VH, batch, self)
+        head_VH = self.loaded.head_VH  # read here: under ZeRO-3 it is whole inside this forward alone
+        if teacher_TH is not None and teacher_head_VH is None:
+            teacher_head_VH = head_VH.detach()
+        return _ChunkedLoss.apply(student_TH, head_VH, teacher_TH, teacher_head_VH, batch, self)
 
     def score_chunk(
         self, logits_TV: Tensor, teacher_logps_TV: Tensor | None, response_ids_T: Tensor, sampler_logps_T: Tensor

@@ -1,4 +1,4 @@
-"""Several processes of one run, started as a user starts them: the same numbers, the same record, one word when one of them fails."""
+"""Several processes of one run, started as a user starts them: the same numbers, one record, one word when one of them fails."""
 
 from __future__ import annotations
 
