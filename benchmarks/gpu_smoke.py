@@ -64,7 +64,8 @@ def make_model(directory: Path, shape: dict[str, Any]) -> None:
     config = Qwen3Config(**shape, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):
-        model = Qwen3ForCausalLM(config).to(torch.bfloat16)
+        model: Any = Qwen3ForCausalLM(config)
+        model = model.to(torch.bfloat16)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 

@@ -67,28 +67,13 @@ def check_loss(run: Run) -> None:
 
 
 def check_processes(run: Run) -> None:
-    """Refuses what cannot be spread over the processes, or sharded between them."""
+    """Refuses what cannot be spread over the processes, and a sampler that does not fit the model."""
     together, processes = run.rollout.processes_together, run.launcher.processes
     if processes % together:
         raise ValueError(
             f"launcher.processes={processes} with rollout.tensor_parallel={together}: {together} processes sample as one, so that "
             "their number must be a multiple of it."
         )
-    engine = f"engine={run.engine.name}"
-    reason = run.engine.refuses(run.teacher.kind, adapters=run.model.has_adapters)
+    reason = run.rollout.refuses(adapters=run.model.has_adapters)
     if reason is not None:
-        raise ValueError(f"{engine} with teacher={run.teacher.name}: {reason}")
-    if not run.engine.shards_parameters:
-        return
-    samples = run.rollout.samples_anew or run.eval.in_run
-    if run.rollout.reads_module and samples:
-        raise ValueError(
-            f"{engine} engine.zero=3 with rollout={run.rollout.name}: it samples with the trainer's own module, of which every "
-            "process holds a part, and responses of unequal length would leave them waiting for each other; set rollout=vllm or "
-            "engine.zero=2" + ("." if run.rollout.samples_anew else ", or eval.in_run=false.")
-        )
-    if run.prompt.analysis_len is not None:
-        raise ValueError(
-            f"{engine} engine.zero=3 with prompt={run.prompt.name}: the teacher writes with the trainer's own module, of which "
-            "every process holds a part; set engine.zero=2 or another prompt."
-        )
+        raise ValueError(reason)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,7 +131,7 @@ def evaluate_weights(
     weights = None if checkpoint is None else str(checkpoints.weights(checkpoint))
     step = 0 if checkpoint is None else checkpoints.read_progress(checkpoint).step
     loaded = model.load(seed=seed, device=ranks.device(device), checkpoint=weights)
-    sampler = Spread(rollout.build(loaded, processed=False), ranks)
+    sampler = Spread(rollout.build(loaded, processed=False), ranks, whole=nullcontext)
     sampler.sync(weights_version=step)
     return evaluate(benchmark, loaded=loaded, sampler=sampler, seed=seed, step=step)
 

@@ -183,7 +183,8 @@ def num_bytes(parameters: Iterable[Tensor]) -> int:
 
 def unreadable(directory: Path, origin: str, error: Exception) -> ValueError:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return ValueError(f"{origin}: transformers cannot load {directory} ({reason}); give another model.")
+    remedy = "`python -m opsd.doctor` says what is wrong here" if "Could not import" in reason else "give another model"
+    return ValueError(f"{origin}: transformers cannot load {directory} ({reason}); {remedy}.")
 
 
 def require_plain_head(model: PreTrainedModel, origin: str) -> None:

@@ -101,7 +101,8 @@ def main(run_dir: Path) -> int:
         if not ranks.lost(error):
             raise
         return LOST
-    ranks.end()
+    finally:
+        attempt(ranks.end)
     return status
 
 
@@ -123,6 +124,8 @@ def run_job(run_dir: Path, me: Ranks) -> int:
             attempt(partial(parts.tracker.close, "FAILED" if has_failed(run_dir) else "KILLED"))
     except Exception as error:  # the one place where a job's failures end: each is told and recorded, none is swallowed
         return record_failure(run_dir, error, me, parts)
+    if parts is not None:
+        attempt(parts.sampler.close)
     if result is not None:
         return 0
     if me.first and not has_failed(run_dir):
@@ -137,7 +140,6 @@ def build(run: Run, run_dir: Path, interrupt: Interrupt, me: Ranks) -> Parts:
     store, run_id = recorded_in(run_dir)
     scorers = load(run, me)
     kinds = TokenKinds(scorers.loaded.tokenizer, vocabulary=scorers.loaded.head_VH.shape[0])
-    sampler = Spread(run.rollout.build(scorers.loaded, processed=run.loss.needs_sampler), me)
     progress = Progress(
         step=0,
         position=scorers.stream.position,
@@ -157,8 +159,14 @@ def build(run: Run, run_dir: Path, interrupt: Interrupt, me: Ranks) -> Parts:
     optimizer = AdamW(betas=run.train.betas, weight_decay=run.train.weight_decay, max_grad_norm=run.train.max_grad_norm)
     engine = run.engine.build(scorers.objective, optimizer=optimizer, ranks=me)
     engine.load_state(optimizer_state)
+    own = run.rollout.build(scorers.loaded, processed=run.loss.needs_sampler)
+    sampler = Spread(own, me, whole=engine.whole if run.rollout.reads_module else nullcontext)
+    if scorers.analyst is not None:
+        scorers.analyst = Spread(scorers.analyst, me, whole=engine.whole)
     with engine.whole():
         sampler.sync(weights_version=progress.step)
+    for note in sampler.notes:
+        terminal.say(f"note: {note}")
     tracker = None
     if me.first:
         tracker = Tracker(run_dir, store, run_id, step=progress.step, system_metrics=run.tracking.system_metrics)

@@ -12,7 +12,6 @@ from opsd.config import Run
 from opsd.evaluate import texts_of
 from opsd.inputs import problem_stream, training_problems
 from opsd.ranks import Ranks
-from opsd.rollouts.spread import Spread
 from opsd.seeding import derive
 from opsd.stream import ProblemStream
 from opsd.types import FinishReason, LoadedModel, ProblemSet, Prompt, Request
@@ -63,7 +62,7 @@ def load(run: Run, ranks: Ranks) -> Scorers:
         stream=problem_stream(run, data, tokenizer=loaded.tokenizer, context=loaded.context),
         recorded=None if run.rollout.samples_anew else run.rollout.recorded(loaded),
         teacher=teacher,
-        analyst=Spread(run.rollout.build_speaker(teacher.speaker(loaded)), ranks) if teacher is not None and speaks else None,
+        analyst=run.rollout.build_speaker(teacher.speaker(loaded)) if teacher is not None and speaks else None,
         objective=Objective(
             loaded, loss=run.loss, clipping=run.clipping, temperature=run.loss_temperature, chunk_tokens=run.train.chunk_tokens
         ),

