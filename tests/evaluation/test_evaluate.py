@@ -170,7 +170,8 @@ def test_the_real_sampler_gives_the_same_report_twice(random_model):
         cache_tokens=1000,
     )
     reports = [
-        evaluate(arithmetic, loaded=random_model, sampler=engine.build(random_model, processed=False), seed=seed, step=0) for seed in (1, 1, 2)
+        evaluate(arithmetic, loaded=random_model, sampler=engine.build(random_model, processed=False), seed=seed, step=0)
+        for seed in (1, 1, 2)
     ]
     assert reports[0] == reports[1] and reports[0].samples != reports[2].samples
     assert reports[0].metrics["samples"] == 12 and len({sample.text for sample in reports[0].samples}) > 6

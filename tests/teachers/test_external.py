@@ -124,7 +124,8 @@ def test_adapters_runs_and_checkpoints_say_what_to_give_instead(model_directory:
         (run_dir / "config.yaml").write_text("format: 2\n")
         assert refusal(run_dir) == f"teacher.path={run_dir}: is a run directory without a checkpoint; give a model directory."
         _, loaded = student(model_directory, lora=lora)
-        progress = checkpoints.Progress(step=7, position=0, elapsed_s=0.0, mlflow_run_id="", engine="torch", processes=1, problems="")
+        facts = {"elapsed_s": 0.0, "mlflow_run_id": "", "engine": "torch", "processes": 1, "problems": ""}
+        progress = checkpoints.Progress(step=7, position=[[0, 0]], **facts)
         checkpoint = checkpoints.save(run_dir, progress, loaded=loaded, groups={}, keep=1)
         for path, kind in ((run_dir, "a run directory"), (checkpoint, "a checkpoint")):
             if lora:
