@@ -228,3 +228,27 @@ def test_gradient_checkpointing_keeps_one_layer_and_the_inputs() -> None:
     rows = whole.train.batch
     assert kept == rows * (60 + 128) * activation_bytes(skeleton)
     assert dropped == rows * (60 + 128) * (activation_bytes(skeleton) // layers + layers * width * 4)
+
+
+@pytest.mark.parametrize(
+    ("zero", "parameters", "gradients", "optimizer"),
+    [(1, 378.07, 378.07, 567.10), (2, 378.07, 195.03, 567.10), (3, 189.03, 189.03, 567.10)],
+)
+def test_what_a_rank_holds_is_what_was_measured(zero: int, parameters: float, gradients: float, optimizer: float) -> None:
+    """MB of one of two ranks with 99.1 M parameters in float32, all trained (`python -m benchmarks.sharding`); buckets aside."""
+    whole = 99.10784e6 * 4 / 2**20
+    share, copies = run_of("engine=deepspeed", f"engine.zero={zero}", "launcher.processes=2").engine.held(2)
+    assert share * whole == pytest.approx(parameters, rel=1e-3)
+    assert copies * whole == pytest.approx(gradients + optimizer, rel=0.01)
+
+
+def test_a_sampler_apart_counts_beside_the_trainer() -> None:
+    skeleton = run_of().model.skeleton()
+    sizes = {"longest_student": 60, "longest_teacher": 100, "longest_asked": 60}
+    inside, apart = (
+        estimate(run_of(*rollout), skeleton, **sizes)
+        for rollout in ([], ["rollout=vllm", "rollout.kv_cache_gb=1", "rollout.dtype=bfloat16"])
+    )
+    assert inside.sampler == 0 and inside.cache > 0
+    assert apart.sampler == 2 * inside.num_parameters + 2**30 and apart.cache == 0
+    assert apart.peak > inside.peak

@@ -86,6 +86,11 @@ class Engine(Option):
             ValueError: says what to install.
         """
 
+    def held(self, processes: int) -> tuple[float, float]:
+        """What one of so many processes holds: the share of the weights, and how often the bytes of what is trained (a gradient and
+        AdamW's two moments)."""
+        return 1.0, 3.0
+
     def build(self, objective: Objective, *, optimizer: AdamW, ranks: Ranks) -> TrainingEngine:
         """Called by all ranks, when the model has the weights that training goes on from and teachers are made.
 

@@ -33,6 +33,11 @@ class DeepSpeed(Engine):
         if self.keep_whole < 0:
             raise ValueError(f"engine.keep_whole={self.keep_whole}: must be at least 0.")
 
+    def held(self, processes: int) -> tuple[float, float]:
+        weights = 1 / processes if self.zero == 3 else 1.0
+        gradients = 1.0 if self.zero == 1 else 1 / processes
+        return weights, gradients + 3 / processes  # two moments, and DeepSpeed's own copy of what it updates
+
     def check(self) -> None:
         if importlib.util.find_spec("deepspeed") is None:
             raise ValueError(f"engine=deepspeed: DeepSpeed is not installed; run {INSTALL}, or set engine=torch.")

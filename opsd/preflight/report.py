@@ -204,6 +204,7 @@ def show_memory(console: Console, run: Run, memory: Memory) -> None:
         ("weights", memory.weights, "the model's, adapters in float32"),
         ("gradients, AdamW", memory.training, f"{trained} are trained"),
         ("teacher", memory.teacher, "weights of its own" if memory.teacher else "shares the student's weights"),
+        ("sampler", memory.sampler, "weights and key-value cache of its own (on a GPU rollout.gpu_memory decides)"),
         ("activations", memory.activations, "of one micro-batch (train.micro_tokens, engine.gradient_checkpointing)"),
         ("logits", memory.logits, "of one chunk (train.chunk_tokens)"),
         ("sampling", memory.cache, "keys and values, in turn with the two above (rollout.max_rows, rollout.cache_tokens)"),
@@ -213,7 +214,8 @@ def show_memory(console: Console, run: Run, memory: Memory) -> None:
     for name, size, what in rows:
         shown.add_row(name, amount(size), what)
     console.print(shown)
-    console.print(Text("from the model's shapes alone, good to a factor of two or so"))
+    of_one = f"of each of {run.launcher.processes} processes; " if run.launcher.processes > 1 else ""
+    console.print(Text(f"{of_one}from the model's shapes alone, good to a factor of two or so"))
 
 
 def show_time(console: Console, run: Run, base: Measured | None, expected: Tokens) -> None:

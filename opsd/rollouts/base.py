@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from opsd.registry import Option
 from opsd.types import LoadedModel, Prompt, Request, Response, Sampling
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 
 class Sampler:
@@ -97,6 +101,14 @@ class RolloutEngine(Option):
     def reads_module(self) -> bool:
         """Whether sampling calls the trainer's own module, which must be whole then; otherwise the sampler has its own weights."""
         return True
+
+    def own_bytes(self, student: Module) -> int:
+        """Bytes that the sampler holds beside the trainer's, key-value cache included; 0 where it `reads_module`.
+
+        Args:
+            student: without weights, as `Model.skeleton` gives it.
+        """
+        return 0
 
     def refuses(self, *, adapters: bool) -> str | None:
         """Why it cannot sample from such a model, and what to set; None: it can.

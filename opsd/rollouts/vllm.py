@@ -19,11 +19,15 @@ from __future__ import annotations
 import importlib.util
 import os
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from opsd.pretrained import Dtype
 from opsd.registry import register
 from opsd.rollouts.base import Sampler, SamplingEngine, check_decoding, own_sampler
 from opsd.types import LoadedModel
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 # Largest gaps let pass where `max_gap` is null. Measured between vLLM 0.32 and transformers on a CPU, on the embedded model and on
 # SmolLM2: 1e-5 in float32, 0.05 in bfloat16, where each layer rounds its activations in its own way.
@@ -88,6 +92,16 @@ class VllmEngine(SamplingEngine):
     @property
     def reads_module(self) -> bool:
         return False
+
+    def own_bytes(self, student: Module) -> int:
+        """On a CPU. On a GPU `gpu_memory` says it, a share of the card."""
+        import torch
+
+        weights = sum(
+            parameter.numel() * (parameter.dtype if self.dtype is None else getattr(torch, self.dtype.value)).itemsize
+            for parameter in student.parameters()
+        )
+        return weights + int(self.kv_cache_gb * 2**30)
 
     def rows_at_once(self, row_tokens: int) -> int:
         return self.max_rows
