@@ -11,6 +11,7 @@ makes the exit status 1. Random weights hardly ever end their turn, so that ever
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import shutil
 import statistics
@@ -20,6 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "opsd" / "assets" / "tiny"
@@ -34,11 +37,11 @@ SHAPES = {  # of Qwen3-1.7B, as its config.json says; and something that any mac
     ),
 }
 COMMON = ("model=hf", "eval.in_run=false", "train.steps=4")  # conf/model/hf.yaml: LoRA r 64 on all linear layers, bfloat16
-CASES = {  # each shows one thing beside the one before
+CASES = {
     "adapter, sleep, CUDA graphs": ("rollout=vllm", "rollout.sync=adapter"),
-    "merged, sleep, CUDA graphs": ("rollout=vllm", "rollout.sync=merged"),
-    "adapter, awake, no graphs": ("rollout=vllm", "rollout.sync=adapter", "rollout.sleep=false", "rollout.cuda_graphs=false"),
-    "ZeRO 2, adapter, no graphs": ("rollout=vllm", "rollout.sync=adapter", "rollout.cuda_graphs=false", "engine=deepspeed"),
+    "merged, awake": ("rollout=vllm", "rollout.sync=merged", "rollout.sleep=false", "rollout.cuda_graphs=false"),
+    "every weight, float32": ("rollout=vllm", "model.lora=null", "model.dtype=float32", "rollout.cuda_graphs=false"),
+    "DeepSpeed, adapter": ("rollout=vllm", "engine=deepspeed", "rollout.cuda_graphs=false"),
 }
 SHOWN = {  # column: where it is in a line of metrics.jsonl
     "step s": "time/step_s",
@@ -47,10 +50,11 @@ SHOWN = {  # column: where it is in a line of metrics.jsonl
     "student s": "time/student_s",
     "optimizer s": "time/optimizer_s",
     "sync s": "time/sync_s",
-    "GPU peak MB": "memory/gpu_peak_mb",
+    "GPU while training MB": "memory/gpu_training_mb",
+    "trainer's GPU peak MB": "memory/gpu_peak_mb",
     "process peak MB": "memory/peak_mb",
     "probe gap": "sync/probe_gap",
-    "digest share": "sync/digest_share",
+    "unread share": "sync/unread_share",
 }
 
 
@@ -74,13 +78,20 @@ def run(name: str, overrides: list[str], *, cwd: Path, limit_s: float) -> dict[s
     """One launch, as a user types it; medians over all steps but the first, or what went wrong."""
     began = time.perf_counter()
     command = [sys.executable, str(ROOT / "launch.py"), *overrides, f"name={name}", f"output_root={cwd / 'outputs'}"]
-    try:
-        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"not done after {limit_s:.0f} s"}
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-        return {"failed": (said or done.stderr.splitlines() or ["no message"])[-1]}
+    with (cwd / f"{name}.log").open("w+") as log:
+        process = subprocess.Popen(command, cwd=cwd, stdout=log, stderr=log)
+        try:
+            status = process.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            for part in [*psutil.Process(process.pid).children(recursive=True), process]:
+                part.kill()  # or the job would go on, and hold the GPU
+            process.wait()
+            return {"failed": f"not done after {limit_s:.0f} s"}
+        log.seek(0)
+        lines = [line for line in log.read().splitlines() if line.strip()]
+    if status:
+        said = [line for line in lines if line.startswith("error:")]
+        return {"failed": (said or lines or ["no message"])[-1]}
     (run_dir,) = (cwd / "outputs").glob(f"*-{name}")
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     flat = [{**row, **row["timings"]} for row in rows if "train/objective" in row][1:]
@@ -112,7 +123,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--small", action="store_true", help="the embedded model's shape: to try the command itself")
-    parser.add_argument("--limit", type=float, default=150, help="seconds that one case may take")
+    parser.add_argument("--limit", type=float, default=120, help="seconds that one case may take")
     arguments = parser.parse_args()
     import torch
 
@@ -120,12 +131,17 @@ def main() -> int:
         print("no GPU here: only --small can run", file=sys.stderr)
         return 2
     sizes = ("train.batch=8", f"rollout.max_len={32 if arguments.small else 1024}", "train.micro_tokens=16384")
+    cases = {name: own for name, own in CASES.items() if "engine=deepspeed" not in own or importlib.util.find_spec("deepspeed")}
+    if torch.cuda.device_count() > 1:
+        cases["two GPUs"] = ("rollout=vllm", "launcher.processes=2", "rollout.cuda_graphs=false")
+    for name in CASES.keys() - cases.keys():
+        print(f"left out, since DeepSpeed is not installed: {name}")
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="opsd-smoke-") as place:
         cwd = Path(place)
         make_model(cwd / "model", SHAPES["small" if arguments.small else "full"])
         room = ("rollout.kv_cache_gb=1", "model.context=512") if arguments.small else ("model.context=4096",)
-        for number, (name, own) in enumerate(CASES.items()):
+        for number, (name, own) in enumerate(cases.items()):
             print(f"{name} ...", flush=True)
             overrides = [*COMMON, f"model.path={cwd / 'model'}", *sizes, *room, *own]
             results[name] = run(f"case{number}", overrides, cwd=cwd, limit_s=arguments.limit)

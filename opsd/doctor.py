@@ -6,6 +6,7 @@ there. Exit status 1 where something is at fault.
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ PATIENCE_S = 300  # for one import
 VISION = ("torchvision", "torchaudio", "torchcodec")
 PROBES = {
     "vllm": "from vllm import LLM, SamplingParams",
-    "deepspeed": "import os\nos.environ.setdefault('DS_ACCELERATOR', 'cpu')\nimport deepspeed",
+    "deepspeed": "import deepspeed",
 }
 REMEDIES = (  # what stands in the error, what to do
     ("torchvision::nms", f"`pip uninstall -y {' '.join(VISION)}`: they do not fit this torch, and nothing here needs them"),
@@ -123,7 +124,9 @@ def extras(gpus: int) -> Iterator[Finding]:
 def imported(package: str, label: str) -> Finding:
     """Whether the package really imports, in a process of its own."""
     try:
-        done = subprocess.run([sys.executable, "-c", PROBES[package]], capture_output=True, text=True, timeout=PATIENCE_S)
+        command = [sys.executable, "-c", PROBES[package]]
+        environment = os.environ | ({} if num_gpus() else {"DS_ACCELERATOR": "cpu"})
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
         return Finding(good=False, what=f"{label}: does not import within {PATIENCE_S} s", remedy="try again on an idle machine")
     if done.returncode == 0:

@@ -18,6 +18,7 @@ from opsd.ranks import Ranks
 REFUSED, INTERRUPTED = 2, 130  # exit status of a command that starts nothing, and after Ctrl-C or SIGTERM
 LOST = 3  # of a rank that ends because another one has
 RESULT = "result.json"
+FAILED = "failed"  # there from the moment when a process of the job knows that it has failed
 
 
 class NonFinite(RuntimeError):
@@ -61,16 +62,18 @@ class Interrupt:
 
 
 def has_failed(run_dir: Path) -> bool:
-    """Whether a rank of this job has said why it failed."""
-    return (run_dir / RESULT).exists()
+    """Whether a rank of this job has the word on why it failed."""
+    return (run_dir / FAILED).exists()
 
 
 def first_to_fail(run_dir: Path) -> bool:
     """Claims the word on why the job failed; the failures of other ranks follow from it."""
     try:
-        (run_dir / RESULT).open("x").close()
+        (run_dir / FAILED).open("x").close()
     except FileExistsError:
         return False
+    except OSError:  # the disk is full, or the directory gone: better told twice than not at all
+        return True
     return True
 
 

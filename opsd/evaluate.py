@@ -132,8 +132,11 @@ def evaluate_weights(
     step = 0 if checkpoint is None else checkpoints.read_progress(checkpoint).step
     loaded = model.load(seed=seed, device=ranks.device(device), checkpoint=weights)
     sampler = Spread(rollout.build(loaded, processed=False), ranks, whole=nullcontext)
-    sampler.sync(weights_version=step)
-    return evaluate(benchmark, loaded=loaded, sampler=sampler, seed=seed, step=step)
+    try:
+        sampler.sync(weights_version=step)
+        return evaluate(benchmark, loaded=loaded, sampler=sampler, seed=seed, step=step)
+    finally:
+        sampler.close()
 
 
 def metrics_of(report: EvalReport) -> dict[str, float]:

@@ -23,6 +23,7 @@ class Ranks:
     rank: int
     size: int
     local: int  # this process's number on its machine
+    local_size: int  # processes on its machine
 
     @property
     def first(self) -> bool:
@@ -71,7 +72,7 @@ class Ranks:
         return f"cuda:{self.local}"
 
 
-ALONE = Ranks(rank=0, size=1, local=0)
+ALONE = Ranks(rank=0, size=1, local=0, local_size=1)
 
 
 def share(count: int, *, part: int, parts: int) -> range:
@@ -93,7 +94,7 @@ def start() -> Ranks:
     if torch.cuda.is_available() and local < torch.cuda.device_count():
         torch.cuda.set_device(local)
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
-    return Ranks(rank=int(os.environ["RANK"]), size=size, local=local)
+    return Ranks(rank=int(os.environ["RANK"]), size=size, local=local, local_size=int(os.environ["LOCAL_WORLD_SIZE"]))
 
 
 def end() -> None:
@@ -110,4 +111,6 @@ def lost(error: BaseException) -> bool:
         return False
     import torch.distributed as dist
 
+    if error.__cause__ is not None:  # inside a library's call
+        return lost(error.__cause__)
     return isinstance(error, dist.DistError) or any(mark in str(error) for mark in ("gloo/", "Connection closed by peer", "NCCL"))

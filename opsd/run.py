@@ -6,6 +6,7 @@ A job reads its frozen config, goes on from the latest checkpoint it finds (ther
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ from opsd import batching, checkpoints, config, ranks, records
 from opsd.checkpoints import Progress
 from opsd.config import Run, Schedule, Train
 from opsd.endings import (
+    FAILED,
     INTERRUPTED,
     LOST,
     REFUSED,
@@ -54,7 +56,7 @@ from opsd.seeding import derive
 from opsd.signals import Signals
 from opsd.stream import digest
 from opsd.terminal import Terminal
-from opsd.timing import Clock, peak_memory
+from opsd.timing import Clock, gpu_memory, peak_memory
 from opsd.token_kinds import TokenKinds
 from opsd.tracking import OBJECTIVE, Tracker, TrackingError, Unrecorded, recorded_in
 from opsd.types import Prompt, Request, Rollout, StepReport
@@ -91,7 +93,8 @@ def main(run_dir: Path) -> int:
     try:
         with only_job(run_dir) if me.first else nullcontext():
             if me.first:
-                (run_dir / RESULT).unlink(missing_ok=True)  # of the job that this one goes on from
+                for name in (RESULT, FAILED):  # of the job that this one goes on from
+                    (run_dir / name).unlink(missing_ok=True)
             me.gather(None)
             status = run_job(run_dir, me)
     except ValueError as error:  # held by another job, whose records are left alone
@@ -100,9 +103,13 @@ def main(run_dir: Path) -> int:
     except RuntimeError as error:
         if not ranks.lost(error):
             raise
-        return LOST
-    finally:
-        attempt(ranks.end)
+        status = LOST
+    if me.size > 1 and status not in (0, INTERRUPTED):
+        # a group that has lost a member cannot be taken apart in order: NCCL would wait for it
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    ranks.end()
     return status
 
 
@@ -123,12 +130,15 @@ def run_job(run_dir: Path, me: Ranks) -> int:
         if parts is not None:
             attempt(partial(parts.tracker.close, "FAILED" if has_failed(run_dir) else "KILLED"))
     except Exception as error:  # the one place where a job's failures end: each is told and recorded, none is swallowed
+        interrupt.ignore()
         return record_failure(run_dir, error, me, parts)
     if parts is not None:
         attempt(parts.sampler.close)
     if result is not None:
         return 0
-    if me.first and not has_failed(run_dir):
+    if has_failed(run_dir):
+        return LOST
+    if me.first:
         latest = checkpoints.latest(run_dir)
         fail("interrupted; " + ("" if latest is None else f"{latest.name} is saved: ") + checkpoints.go_on(run_dir))
     return INTERRUPTED
@@ -136,6 +146,11 @@ def run_job(run_dir: Path, me: Ranks) -> int:
 
 def build(run: Run, run_dir: Path, interrupt: Interrupt, me: Ranks) -> Parts:
     """Everything in memory, as it was at the latest checkpoint."""
+    if me.local_size != run.launcher.processes:
+        raise ValueError(
+            f"launcher.processes={run.launcher.processes}: torchrun has started {me.local_size} here; give it --nproc-per-node "
+            f"{run.launcher.processes}, or start the run with launch.py."
+        )
     began, terminal = time.monotonic(), Terminal(every=run.train.log_every, quiet=not me.first)
     store, run_id = recorded_in(run_dir)
     scorers = load(run, me)
@@ -164,7 +179,9 @@ def build(run: Run, run_dir: Path, interrupt: Interrupt, me: Ranks) -> Parts:
     if scorers.analyst is not None:
         scorers.analyst = Spread(scorers.analyst, me, whole=engine.whole)
     with engine.whole():
-        sampler.sync(weights_version=progress.step)
+        synced = sampler.sync(weights_version=progress.step)
+    if synced:
+        terminal.say(f"rollout={run.rollout.name}: " + ", ".join(f"{name} {value:.2g}" for name, value in synced.items()))
     for note in sampler.notes:
         terminal.say(f"note: {note}")
     tracker = None
@@ -232,6 +249,8 @@ def take_step(parts: Parts, step: int) -> StepReport:
     run, me, clock = parts.run, parts.ranks, Clock()
     torch.manual_seed(derive(run.seed, "dropout", step, me.rank))
     prompts, dropped = parts.stream.take(run.train.batch // run.rollout.samples)
+    if parts.analyst is not None:
+        parts.sampler.rest()
     prompts, analyses = with_analyses(parts, prompts, step)
     clock.lap("time/analysis_s")
     rollouts = sample(parts, prompts, step)
@@ -251,6 +270,7 @@ def take_step(parts: Parts, step: int) -> StepReport:
         scored = parts.engine.accumulate(batch, teacher_TH, teacher_head_VH, want_cosine=want_cosine, last=place == len(mine))
         diagnostics.append(scored.cpu())
         clock.lap("time/student_s")
+    memory = gpu_memory()
     lr = learning_rate(run.train, step)
     norm = parts.engine.step(lr=lr)
     clock.lap("time/optimizer_s")
@@ -267,7 +287,7 @@ def take_step(parts: Parts, step: int) -> StepReport:
     metrics["rollout/shortened"] = float(sum(prompt.shortened for prompt in prompts))
     parts.progress.step, parts.progress.position = step, parts.stream.position
     timings = {**clock.laps, "time/step_s": clock.total_s, "time/tokens_per_s": metrics["train/response_tokens"] / clock.total_s}
-    return StepReport(step=step, metrics=metrics, seconds=timings | peak_memory())
+    return StepReport(step=step, metrics=metrics, seconds=timings | peak_memory() | memory)
 
 
 def agree(parts: Parts) -> None:
@@ -339,6 +359,8 @@ def record_failure(run_dir: Path, error: Exception, me: Ranks, parts: Parts | No
     """Says what happened, marks the run FAILED and keeps the last good state; the exit status. Of several ranks the one that fails
     first has the word."""
     if ranks.lost(error) or not first_to_fail(run_dir):
+        if not has_failed(run_dir):
+            fail(f"process {me.rank} of {me.size}: {str(error).splitlines()[0]}")
         if parts is not None:
             attempt(partial(parts.tracker.close, "FAILED"))
         return LOST

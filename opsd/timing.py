@@ -28,6 +28,16 @@ class Clock:
         return time.perf_counter() - self.began
 
 
+def gpu_memory() -> dict[str, float]:
+    """MB of the GPU that are taken at this moment, by everybody; called where the trainer has most and a sampler may sleep."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return {}
+    free, total = torch.cuda.mem_get_info()
+    return {"memory/gpu_training_mb": (total - free) / 2**20}
+
+
 def peak_memory() -> dict[str, float]:
     """Peak memory so far, in MB: the process's, and the GPU's where there is one."""
     import torch

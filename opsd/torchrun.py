@@ -72,7 +72,11 @@ def ending(codes: dict[int, int], *, interrupted: bool) -> Ending:
     """
     if REFUSED in codes.values():
         return Ending(status=REFUSED, message=None)
-    if interrupted or INTERRUPTED in codes.values():
+    if interrupted:
+        return Ending(status=INTERRUPTED, message=None)
+    if 1 in codes.values():  # it has said why; what others say follows from it
+        return Ending(status=1, message=None)
+    if INTERRUPTED in codes.values():
         return Ending(status=INTERRUPTED, message=None)
     killed = {rank: -code for rank, code in codes.items() if code < 0 and -code != signal.SIGTERM}
     if killed:

@@ -165,7 +165,14 @@ def test_a_second_job_of_the_directory_is_refused_and_spoils_nothing(running: tu
     done = subprocess.run(command, cwd=ROOT, env=environment(""), capture_output=True, text=True, timeout=120)
     assert done.returncode == REFUSED
     assert "is being run by process" in done.stderr and "Traceback" not in done.stderr
-    assert not (run_dir / "result.json").exists()
+    assert not (run_dir / "result.json").exists() and not (run_dir / "failed").exists()
+
+
+def test_another_number_of_ranks_than_the_config_says_is_refused(alone: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "opsd.run", str(alone)]
+    done = subprocess.run(command, cwd=ROOT, env=environment(""), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "launcher.processes=1: torchrun has started 2 here" in done.stderr
 
 
 def test_points_of_a_sweep_have_several_processes_too(tmp_path: Path, store: str) -> None:
@@ -194,6 +201,7 @@ def test_several_processes_score_as_one(tmp_path: Path, store: str) -> None:
         ({0: REFUSED, 1: LOST}, False, Ending(status=REFUSED, message=None)),
         ({0: -2}, True, Ending(status=INTERRUPTED, message=None)),
         ({1: LOST, 0: INTERRUPTED}, False, Ending(status=INTERRUPTED, message=None)),
+        ({1: 1, 0: INTERRUPTED}, False, Ending(status=1, message=None)),
         ({0: LOST, 1: LOST}, False, Ending(status=1, message="the processes lost their connection to each other")),
     ],
 )

@@ -86,6 +86,11 @@ class Engine(Option):
             ValueError: says what to install.
         """
 
+    def prepare(self, objective: Objective) -> None:
+        """What every engine does to the module before it wraps it."""
+        if self.gradient_checkpointing:
+            objective.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
     def held(self, processes: int) -> tuple[float, float]:
         """What one of so many processes holds: the share of the weights, and how often the bytes of what is trained (a gradient and
         AdamW's two moments)."""

@@ -46,8 +46,7 @@ class DeepSpeed(Engine):
         from opsd.engines.deepspeed_zero import ZeroEngine
 
         self.check()
-        if self.gradient_checkpointing:
-            objective.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.prepare(objective)
         try:
             return ZeroEngine(objective, optimizer, ranks, stage=self.zero, keep_whole=self.keep_whole)
         except Exception as error:  # whatever DeepSpeed's import and start may meet: compilers, drivers, versions

@@ -77,6 +77,5 @@ class TorchEngine(TrainingEngine):
 @register("engine", "torch")
 class Torch(Engine):
     def build(self, objective: Objective, *, optimizer: AdamW, ranks: Ranks) -> TrainingEngine:
-        if self.gradient_checkpointing:
-            objective.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.prepare(objective)
         return TorchEngine(objective, optimizer, ranks)

@@ -11,7 +11,7 @@ from opsd.launch.errors import of_system
 from opsd.launch.help import HELP_FLAGS, help_text
 
 if TYPE_CHECKING:
-    from opsd.config import Do, Run
+    from opsd.config import Run
     from opsd.launch.compose import Point
     from opsd.launch.local import Outcome
     from opsd.launch.plan import Job
@@ -67,7 +67,7 @@ def prepare(conf: Path, argv: list[str]) -> tuple[list[Job], bool]:
     from opsd.launch import resume
     from opsd.launch.compose import compose
 
-    resume.refuse_others(argv)
+    argv, changes = resume.split(argv)
     points = compose(conf, "config", argv)
     if not points:
         return [], False
@@ -75,11 +75,11 @@ def prepare(conf: Path, argv: list[str]) -> tuple[list[Job], bool]:
     from opsd.launch import plan
 
     if any(point.cfg.resume is not None for point in points):
-        job, cfg = resume.resumed(points)
+        job, cfg = resume.resumed(points, changes)
         points[0].cfg = cfg
         warn([job.run.warnings])
         if job.run.do is not Do.run:
-            show(points, [job.run_dir], job.run.do, processes=job.run.launcher.processes)
+            show(points, [job.run_dir], [job.run])
             check(points, [job.run])
             return [], False
         resume.apply(job, cfg)
@@ -87,25 +87,25 @@ def prepare(conf: Path, argv: list[str]) -> tuple[list[Job], bool]:
     runs = plan.check_points(points)
     warn([run.warnings for run in runs])
     if runs[0].do is not Do.run:
-        show(points, plan.preview(points, runs), runs[0].do, processes=runs[0].launcher.processes)
+        show(points, plan.preview(points, runs), runs)
         check(points, runs)
         return [], False
     jobs = plan.create(points, runs, argv=argv)
     if not points[0].swept:
-        show(points, [], Do.run)
+        show(points, [], runs)
     return jobs, points[0].swept
 
 
-def show(points: list[Point], run_dirs: list[Path], do: Do, *, processes: int = 1) -> None:
+def show(points: list[Point], run_dirs: list[Path], runs: list[Run]) -> None:
     """What `do=check` and `do=dry_run` print; the config of a single run that is about to start."""
     from rich.console import Console
 
     from opsd.config import Do
     from opsd.launch import local, plan
 
-    if do is Do.dry_run:
-        for run_dir in run_dirs:
-            print(f"{run_dir}\n  {' '.join(local.command(run_dir, processes=processes))}")
+    if runs[0].do is Do.dry_run:
+        for run_dir, run in zip(run_dirs, runs, strict=True):
+            print(f"{run_dir}\n  {' '.join(local.command(run_dir, processes=run.launcher.processes))}")
         return
     if points[0].swept:
         print("\n".join(" ".join(point.overrides) for point in points))

@@ -18,12 +18,21 @@ from opsd.launch.plan import Job
 from opsd.stream import digest
 
 RESUMABLE = ("train.steps", "train.max_time", "train.save_every", "train.keep", "train.log_every")
-ROUNDING = ("train.micro_tokens", "train.chunk_tokens", "rollout.max_rows", "rollout.cache_tokens", "engine.gradient_checkpointing")
+ROUNDING = (
+    *("train.micro_tokens", "train.chunk_tokens", "engine.gradient_checkpointing"),
+    *(
+        f"rollout.{key}"
+        for key in ("max_rows", "cache_tokens", "kv_cache_gb", "gpu_memory", "cuda_graphs", "sleep", "sync", "max_gap")
+    ),
+)
 BESIDE = ("resume", "do")
 
 
-def resumed(points: list[Point]) -> tuple[Job, DictConfig]:
+def resumed(points: list[Point], changes: list[str]) -> tuple[Job, DictConfig]:
     """The run to go on with and its config, changes applied. Writes nothing.
+
+    Args:
+        changes: overrides for its own frozen config.
 
     Raises:
         ValueError: the directory is no run, holds no checkpoint, is finished, or an override would change the experiment.
@@ -39,11 +48,11 @@ def resumed(points: list[Point]) -> tuple[Job, DictConfig]:
         raise ValueError(f"resume={run_dir}: is not a run directory, it holds no config.yaml; give the one that a launch printed.")
     cfg = frozen(run_dir)
     asked = to_run(cfg)
-    changed = [item for item in point.overrides if key_of(item) not in BESIDE]
-    for item in changed:
+    composed = [item for item in point.overrides if key_of(item) not in BESIDE]
+    for item in changes + composed:
         refuse_unless_resumable(item, asked.train.schedule, asked.train.steps, run_dir)
-        key = key_of(item)
-        OmegaConf.update(cfg, key, OmegaConf.select(point.cfg, key), merge=False)
+        value = OmegaConf.select(point.cfg, key_of(item)) if item in composed else value_of(item)
+        OmegaConf.update(cfg, key_of(item), value, merge=False)
     cfg.do = point.cfg.do
     run = to_run(cfg)
     data = check_inputs(run, {})
@@ -68,12 +77,12 @@ def resumed(points: list[Point]) -> tuple[Job, DictConfig]:
         )
     with only_job(run_dir):  # refuses while another job holds the directory
         store, run_id = recorded_in(run_dir)
-    return Job(run_dir=run_dir, run=run, overrides=changed, store=store, run_id=run_id), cfg
+    return Job(run_dir=run_dir, run=run, overrides=changes + composed, store=store, run_id=run_id), cfg
 
 
-def refuse_others(argv: list[str]) -> None:
-    """Refuses whatever would change a run that is resumed, before it is composed: a key of the run's own options is none of the
-    defaults'.
+def split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments to be composed, and those that change a run that is resumed: its own options have other keys than the defaults.
+    A launcher is composed anew.
 
     Raises:
         ValueError: says what may stand beside `resume`.
@@ -81,12 +90,28 @@ def refuse_others(argv: list[str]) -> None:
     given = next((item for item in argv if key_of(item) == "resume"), None)
     run_dir = "" if given is None else given.partition("=")[2]
     if run_dir in ("", "null"):
-        return
+        return argv, []
     if run_dir.startswith("["):
         raise ValueError(f"{given}: give one run directory.")
-    for item in argv:
-        if not item.startswith("-") and key_of(item) not in BESIDE:
-            refuse_unless_resumable(item, Schedule.constant, 0, Path(run_dir))
+    others = [item for item in argv if not item.startswith("-") and key_of(item) not in BESIDE]
+    for item in others:
+        refuse_unless_resumable(item, Schedule.constant, 0, Path(run_dir))
+    changes = [item for item in others if key_of(item).partition(".")[0] != "launcher"]
+    return [item for item in argv if item not in changes], changes
+
+
+def value_of(override: str) -> Any:
+    """What an override sets, as Hydra reads it."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+        if parsed.is_sweep_override():
+            raise ValueError(f"{override}: a run that goes on takes one value.")
+        return parsed.value()
+    except HydraException as error:
+        raise ValueError(f"{override}: cannot be read ({str(error).splitlines()[0]}); write KEY=VALUE.") from error
 
 
 def key_of(override: str) -> str:

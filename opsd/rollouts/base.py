@@ -30,6 +30,9 @@ class Sampler:
         """
         raise NotImplementedError
 
+    def rest(self) -> None:
+        """Gives back what memory it can until it is asked again."""
+
     @property
     def ranks_together(self) -> int:
         """How many ranks, side by side, sample as one and must be given the same requests (tensor parallelism)."""

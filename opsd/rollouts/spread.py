@@ -34,6 +34,9 @@ class Spread(Sampler):
         measured = self.ranks.gather(self.own.sync(weights_version=weights_version))
         return {name: max(each[name] for each in measured) for name in measured[0]}
 
+    def rest(self) -> None:
+        self.own.rest()
+
     @property
     def ranks_together(self) -> int:
         return self.own.ranks_together

@@ -3,15 +3,15 @@
 `sync=adapter` hot-loads the LoRA matrices beside vLLM's own copy of the base; `sync=merged` sends every tensor, adapters merged
 into copies, and is the way of full fine-tuning. Either way two proofs follow, since stale weights are a silent fault: a digest of
 the bits sent against those that vLLM holds, and a probe, a few sampled tokens whose log-probs the trainer works out again. Their
-largest difference is the metric `sync/probe_gap`; above `max_gap` the run stops. `sync/digest_share` says how much of what was
-sent the digest covers.
+largest difference is the metric `sync/probe_gap`; above `max_gap` the run stops. `sync/unread_share` is the share of
+what was sent that could not be read back.
 
 vLLM reports one kind of log-probs, raw or processed; `build(processed=)` says which. The other is NaN unless both are the same.
 What a teacher writes is sampled through transformers, since vLLM holds the student's weights alone.
 
-Limits: under tensor parallelism no process holds all weights, and the digest is left out. The CPU build repacks linear layers, of
-which 16 columns are read back at each sync, others each time. In bfloat16 the probe is too coarse to notice one missed step of
-training; the digest does.
+Limits: under tensor parallelism no process holds all weights, and the digest sees only whether they change. The CPU build repacks
+linear layers, of which 16 columns are read back at each sync, others each time. In bfloat16 the probe is too coarse to notice one
+missed step of training; the digest does.
 """
 
 from __future__ import annotations
@@ -113,6 +113,11 @@ class VllmEngine(SamplingEngine):
             raise ValueError(
                 f"rollout.tensor_parallel={self.tensor_parallel} with {processes} processes: must divide their number; set "
                 "launcher.processes to a multiple of it."
+            )
+        if processes == 1 and loaded.device.index:
+            raise ValueError(
+                f"engine.device={loaded.device} with rollout={self.name}: vLLM takes the first GPU that it sees; set "
+                f"CUDA_VISIBLE_DEVICES={loaded.device.index} and engine.device=auto."
             )
         dtype = self.dtype or Dtype(str(loaded.head_VH.dtype).removeprefix("torch."))
         from opsd.rollouts.vllm_start import start

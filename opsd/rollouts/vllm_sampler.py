@@ -48,6 +48,8 @@ class VllmSampler(Sampler):
         self.repacked, self.readable = is_repacked(llm), self.parallel == 1
         self.adapter = AdapterFile(loaded, dtype=self.dtype) if adapter else None
         self.weights_version = self.num_syncs = 0
+        self.uneven = ""  # what was counted where not all can be read
+        self.last: tuple[Any, Any] = (None, None)  # the digests of the last sync, sent and held
         self.probe_ids = chat.encode_text(loaded.tokenizer, PROBE)
 
     @property
@@ -65,10 +67,13 @@ class VllmSampler(Sampler):
         else:
             notes.append("rollout=vllm on a GPU: rollout.kv_cache_gb has no effect.")
         if self.parallel > 1:
-            notes.append(f"rollout.tensor_parallel={self.parallel}: no digest of the weights, the probe alone proves them.")
+            notes.append(
+                f"rollout.tensor_parallel={self.parallel}: no process holds all weights; the digest only sees whether they change."
+            )
         elif not self.readable:
             notes.append(
-                "rollout=vllm: it keeps this model's weights in another form: no digest of them, the probe alone proves them."
+                f"rollout=vllm: it keeps this model's weights in another form ({self.uneven}): the digest only sees whether they "
+                "change."
             )
         elif self.repacked:
             notes.append("rollout=vllm: this build repacks linear layers; the digest reads some of their columns at each sync.")
@@ -84,9 +89,7 @@ class VllmSampler(Sampler):
             FloatingPointError: the model's logits are not finite.
             EngineFailure: the engine died, or gave up a request.
         """
-        if not requests:
-            return []
-        longest = max(len(request.prompt_ids) for request in requests)
+        longest = max((len(request.prompt_ids) for request in requests), default=0)
         if longest + sampling.max_len > self.loaded.context:
             raise ValueError(
                 f"max_len={sampling.max_len} plus a prompt of {longest} tokens exceeds model.context={self.loaded.context}; "
@@ -94,13 +97,18 @@ class VllmSampler(Sampler):
             )
         if 0 < sampling.temperature < COOLEST:
             raise ValueError(f"temperature={sampling.temperature}: vLLM samples at {COOLEST} at least; raise it, or set 0.")
-        llm = self._awake()
-        responses = [self._response(output, sampling) for output in self._run(llm, requests, sampling)]
-        if self.sleeps:
+        responses = []
+        if requests:
+            responses = [self._response(output, sampling) for output in self._run(self._awake(), requests, sampling)]
+        self.rest()
+        return responses
+
+    def rest(self) -> None:
+        if self.sleeps and not self.asleep:
+            llm = self._awake()
             # Level 1 keeps the weights, on the host: what is sampled next may be an evaluation of the same ones
             self._ask("sleep", lambda: llm.sleep(level=1))
             self.asleep = True
-        return responses
 
     def _run(self, llm: LLM, requests: list[Request], sampling: Sampling) -> list[RequestOutput]:
         from vllm import SamplingParams, TokensPrompt
@@ -184,7 +192,7 @@ class VllmSampler(Sampler):
         if not self._ask("forget cached prompts", llm.reset_prefix_cache):
             raise self._dead(EngineFailure("rollout=vllm: its prefix cache could not be cleared, and speaks of the old weights."))
         self.num_syncs += 1
-        return {"sync/probe_gap": self._probe(), "sync/digest_share": share}
+        return {"sync/probe_gap": self._probe(), "sync/unread_share": 1 - share}
 
     def _transfer(self, llm: LLM) -> float:
         """Sends, and holds the digest of what was sent against that of what is there; gives the share that was read back."""
@@ -195,8 +203,6 @@ class VllmSampler(Sampler):
             self._ask("take the weights", lambda: send(llm, outgoing, sent))
         else:
             self._ask("load the adapter", lambda: adapter.send(llm, sent))
-        if not self.readable:
-            return 0.0
         if adapter is not None:
             adapter.held(llm, there)
             if self.num_syncs == 0:  # the base is frozen, so once is enough; vLLM read it from the disk by itself
@@ -204,9 +210,14 @@ class VllmSampler(Sampler):
                     sent.add_weight(weight)
         if adapter is None or self.num_syncs == 0:
             held(llm, there)
-            if self.num_syncs == 0 and sent.counts != there.counts:
-                self.readable = False
-                return 0.0
+        # slots of layers that have no adapter are zeros: they count, and add nothing to a sum
+        uneven = [kind for kind in sent.counts if kind != "adapter" and sent.counts[kind] != there.counts[kind]]
+        if self.num_syncs == 0 and uneven:
+            self.readable = False
+            self.uneven = ", ".join(f"{there.counts[kind]:,} of {sent.counts[kind]:,} {kind} numbers" for kind in uneven)
+        if not self.readable:
+            self._require_change(sent, there)
+            return 0.0
         wrong = sorted(kind for kind in sent.sums if sent.sums[kind] != there.sums[kind])
         if wrong:
             raise self._dead(
@@ -218,6 +229,18 @@ class VllmSampler(Sampler):
                 )
             )
         return sum(sent.counts.values()) / sent.num_sent
+
+    def _require_change(self, sent: Digest, there: Digest) -> None:
+        """What cannot be compared must at least change when what is sent does."""
+        last_sent, last_there = self.last
+        self.last = (sent.sums, there.sums)
+        if not self.repacked and last_sent not in (None, sent.sums) and last_there == there.sums:
+            raise self._dead(
+                EngineFailure(
+                    f"rollout=vllm: the sampler's weights did not change when those of version {self.weights_version} were sent; "
+                    "set rollout.sync to the other way, or rollout=transformers."
+                )
+            )
 
     def _probe(self) -> float:
         """The largest difference, over a few sampled tokens, between the sampler's log-probs and the trainer's own."""

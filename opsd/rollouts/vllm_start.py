@@ -26,7 +26,7 @@ REMEDIES = (  # what an error says, and what then helps
     ("requested memory for kv", "lower rollout.kv_cache_gb to what this machine has free."),
     ("less than desired", "lower rollout.gpu_memory to the share that is free beside the trainer."),
     ("kv cache", "raise rollout.kv_cache_gb (CPU) or rollout.gpu_memory (GPU), or lower model.context."),
-    ("expandable", "unset PYTORCH_CUDA_ALLOC_CONF, or set rollout.sleep=false."),
+    ("shmmanager", "wait for the other run with rollout.tensor_parallel on this CPU, or remove /dev/shm/*-cpushm_* of a killed one."),
     ("memory", "lower rollout.gpu_memory, rollout.max_rows or train.micro_tokens."),
 )
 
@@ -95,6 +95,7 @@ def start(
     for key, value in (
         ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),  # the trainer's threads are bound with its own
         ("VLLM_NO_USAGE_STATS", "1"),
+        ("TRITON_F32_DEFAULT", "ieee"),  # float32 attention on a GPU as the trainer computes it, not in tf32
         # Its warnings are a hundred lines a start, about kernels; its errors are raised as well, with 40 kB of what was asked
         ("VLLM_LOGGING_LEVEL", "CRITICAL"),
         ("VLLM_LOGGING_STREAM", "ext://sys.stderr"),

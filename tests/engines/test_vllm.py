@@ -179,12 +179,13 @@ from pathlib import Path
 from opsd import ranks
 from opsd.config import to_run
 from opsd.launch.compose import compose
+from contextlib import nullcontext
 from opsd.rollouts.spread import Spread
 from opsd.types import Request, Sampling
 me = ranks.start()
 run = to_run(compose(Path("conf"), "config", ["model=tiny_lora", "rollout=vllm", "rollout.kv_cache_gb=0.05", *sys.argv[1:]])[0].cfg)
 own = run.rollout.build(run.model.load(seed=0, device="cpu"), processed=False)
-sampler = Spread(own, me)
+sampler = Spread(own, me, whole=nullcontext)
 gap = sampler.sync(weights_version=3)["sync/probe_gap"]
 requests = [Request(prompt_ids=[5, 6, 7 + place], seed=place) for place in range(5)]
 responses = sampler.generate(requests, sampling=Sampling(temperature=1.0, top_p=1.0, top_k=None, max_len=8))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from opsd import tracking
 from opsd.checkpoints import Progress
@@ -227,25 +227,32 @@ def at_step(job: Job, step: int) -> None:
     (folder / "state.json").write_text(json.dumps(asdict(progress)))
 
 
+def goes_on(*argv: str) -> tuple[Job, DictConfig]:
+    composed, changes = resume.split(list(argv))
+    return resume.resumed(points_of(*composed), changes)
+
+
 def test_resume_changes_what_it_may_and_refuses_the_rest(somewhere: Path, store: str) -> None:
     (job,) = jobs_of("loss=jsd", "seed=3")
     here = f"resume={job.run_dir}"
     with pytest.raises(ValueError, match=r"^resume=.*: holds no checkpoint to go on from"):
-        resume.resumed(points_of(here))
+        goes_on(here)
     at_step(job, 100)
     frozen = (job.run_dir / "config.yaml").read_text()
-    for bad in ("loss=forward_kl", "seed=4", "train.lr=1", "clip=0.1", "debug=smoke", "threads=2"):
+    for bad in ("loss=forward_kl", "seed=4", "train.lr=1", "clip=0.1", "debug=smoke", "threads=2", "rollout.max_len=3"):
         with pytest.raises(ValueError, match=rf"^{bad}: would make .* another experiment; only train.steps, "):
-            resume.resumed(points_of(here, bad))
+            goes_on(here, bad)
     with pytest.raises(ValueError, match=r"^train.steps=50: the run has taken 100 steps already"):
-        resume.resumed(points_of(here, "train.steps=50"))
+        goes_on(here, "train.steps=50")
     (job.run_dir / "result.json").write_text('{"status": "finished"}')
     with pytest.raises(ValueError, match=r"^resume=.*: finished, all 100 steps are taken; add train.steps=N"):
-        resume.resumed(points_of(here))
+        goes_on(here)
+    with pytest.raises(ValueError, match="sync"):  # a key that the run's own rollout does not have
+        goes_on(here, "train.steps=200", "rollout.sync=merged")
     with pytest.raises(ValueError, match="goes on with one run"):
-        resume.resumed(points_of("-m", here, "train.steps=200,300"))
+        goes_on("-m", here, "train.steps=200,300")
     assert (job.run_dir / "config.yaml").read_text() == frozen
-    again, cfg = resume.resumed(points_of(here, "train.steps=200", "train.max_time=2h", "launcher=local"))
+    again, cfg = goes_on(here, "train.steps=200", "train.max_time=2h", "launcher=local")
     assert (job.run_dir / "config.yaml").read_text() == frozen
     resume.apply(again, cfg)
     before, after = frozen.splitlines(), (job.run_dir / "config.yaml").read_text().splitlines()
@@ -263,5 +270,5 @@ def test_a_cosine_keeps_its_length(somewhere: Path) -> None:
     (job,) = jobs_of("train.schedule=cosine")
     at_step(job, 25)
     with pytest.raises(ValueError, match=r"^train.steps=200: the learning rate of .* follows a cosine over train.steps=100"):
-        resume.resumed(points_of(f"resume={job.run_dir}", "train.steps=200"))
-    assert resume.resumed(points_of(f"resume={job.run_dir}", "train.keep=5"))[0].run.train.keep == 5
+        goes_on(f"resume={job.run_dir}", "train.steps=200")
+    assert goes_on(f"resume={job.run_dir}", "train.keep=5")[0].run.train.keep == 5
