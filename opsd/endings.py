@@ -18,6 +18,7 @@ from opsd.ranks import Ranks
 REFUSED, INTERRUPTED = 2, 130  # exit status of a command that starts nothing, and after Ctrl-C or SIGTERM
 LOST = 3  # of a rank that ends because another one has
 RESULT = "result.json"
+PARTED = "parted"  # what a process said that lost its connection to the others
 FAILED = "failed"  # there from the moment when a process of the job knows that it has failed
 
 

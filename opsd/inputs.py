@@ -51,6 +51,8 @@ def check_inputs(run: Run, seen: dict[str, Any]) -> ProblemSet:
         once(f"{run.teacher!r} {run.model!r}", lambda: run.teacher.check_vocabulary(run.model.tokenizer()))
     data = once(f"{run.data!r} {replace(run.eval, samples=1)!r} {run.seed}", lambda: training_problems(run))
     once(repr(run.rollout), run.rollout.check)
+    if run.loss.needs_sampler:
+        once(f"{run.rollout!r} processed", run.rollout.check_processed)
     check_length("rollout", run.rollout.max_len, run.model.name, context)
     analysis = run.prompt.analysis_len or 0
     if run.rollout.max_len + analysis >= context:

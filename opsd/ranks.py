@@ -6,13 +6,17 @@ the work: `share` of the requests to sample, and of the rollouts to score.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PATIENCE = timedelta(days=1)  # that a rank waits for the slowest; a dead one is noticed at once, by torchrun or by its connection
 
 
@@ -90,11 +94,18 @@ def start() -> Ranks:
     import torch
     import torch.distributed as dist
 
+    end_with_parent()
     local = int(os.environ["LOCAL_RANK"])
     if torch.cuda.is_available() and local < torch.cuda.device_count():
         torch.cuda.set_device(local)
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
     return Ranks(rank=int(os.environ["RANK"]), size=size, local=local, local_size=int(os.environ["LOCAL_WORLD_SIZE"]))
+
+
+def end_with_parent() -> None:
+    """Asks Linux to send this process a Ctrl-C when torchrun is killed, or it would go on for a run that is told as failed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 def end() -> None:

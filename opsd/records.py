@@ -7,6 +7,7 @@ Log-probs are float32, as samplers compute them and micro-batches hold them. A f
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -119,6 +120,11 @@ def load(run_dir: Path, step: int) -> list[Record]:
             strict=True,
         )
     ]
+
+
+def lacks_processed(run_dir: Path) -> bool:
+    """Whether the first step's responses come without processed log-probs."""
+    return any(math.isnan(logp) for record in load(run_dir, 1) for logp in record.response.processed_logps)
 
 
 def cut(values: Tensor, lengths: Tensor) -> list[Any]:

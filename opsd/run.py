@@ -23,6 +23,7 @@ from opsd.endings import (
     FAILED,
     INTERRUPTED,
     LOST,
+    PARTED,
     REFUSED,
     RESULT,
     Interrupt,
@@ -93,19 +94,19 @@ def main(run_dir: Path) -> int:
     try:
         with only_job(run_dir) if me.first else nullcontext():
             if me.first:
-                for name in (RESULT, FAILED):  # of the job that this one goes on from
+                for name in (RESULT, FAILED, PARTED):  # of the job that this one goes on from
                     (run_dir / name).unlink(missing_ok=True)
             me.gather(None)
             status = run_job(run_dir, me)
     except ValueError as error:  # held by another job, whose records are left alone
         fail(str(error))
-        return REFUSED
+        status = REFUSED
     except RuntimeError as error:
         if not ranks.lost(error):
             raise
         status = LOST
-    if me.size > 1 and status not in (0, INTERRUPTED):
-        # a group that has lost a member cannot be taken apart in order: NCCL would wait for it
+    if me.size > 1 and status != 0:
+        # a group that may have lost a member cannot be taken apart in order: NCCL would wait for it, gloo aborts
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -359,8 +360,8 @@ def record_failure(run_dir: Path, error: Exception, me: Ranks, parts: Parts | No
     """Says what happened, marks the run FAILED and keeps the last good state; the exit status. Of several ranks the one that fails
     first has the word."""
     if ranks.lost(error) or not first_to_fail(run_dir):
-        if not has_failed(run_dir):
-            fail(f"process {me.rank} of {me.size}: {str(error).splitlines()[0]}")
+        if ranks.lost(error):  # told only where nobody has a better word
+            attempt(partial((run_dir / PARTED).write_text, str(error).splitlines()[0]))
         if parts is not None:
             attempt(partial(parts.tracker.close, "FAILED"))
         return LOST

@@ -1,7 +1,8 @@
 """torchrun around a job of several processes, with its failures in plain words: `python -m opsd.torchrun OPTIONS RUN_DIR`.
 
 The options are torchrun's own (`--standalone --nproc-per-node 4`; several nodes: `--nnodes`, `--rdzv-endpoint`, ...). What is new:
-Ctrl-C and SIGTERM reach every rank as Ctrl-C and are waited for, so that the step at hand is finished and saved; when a rank fails
+Ctrl-C and SIGTERM reach every rank as Ctrl-C and are waited for, so that the step at hand is finished and saved; a second one ends
+all within `SHUTDOWN_S`, also those that wait for a rank that is stuck; when a rank fails
 the others are ended within `SHUTDOWN_S`; and a rank that could not speak for itself any more is spoken for in result.json.
 Plain `torchrun OPTIONS -m opsd.run RUN_DIR` works too, without these.
 """
@@ -11,12 +12,16 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import tempfile
+import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from opsd.endings import INTERRUPTED, LOST, REFUSED, RESULT, fail
+from opsd.endings import INTERRUPTED, LOST, PARTED, REFUSED, RESULT, fail
 from opsd.files import write_json
 
+SEPARATED = "the processes lost their connection to each other"
 SHUTDOWN_S = 10  # what the other ranks of one that failed are given to close their records
 
 
@@ -40,11 +45,13 @@ def torchrun(options: list[str], command: list[str]) -> Ending:
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # it reports each failure in a page of its own
     came = pass_on()
-    try:
-        run.main(["--shutdown-timeout", str(SHUTDOWN_S), "--signals-to-handle", "SIGQUIT", *options, *command])
-    except ChildFailedError as error:
-        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        return ending(codes, interrupted=bool(came))
+    with tempfile.TemporaryDirectory(prefix="opsd-torchrun-") as logs:  # where it keeps what it would never remove
+        own = ["--shutdown-timeout", str(SHUTDOWN_S), "--signals-to-handle", "SIGQUIT", "--log-dir", logs]
+        try:
+            run.main([*own, *options, *command])
+        except ChildFailedError as error:
+            codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+            return ending(codes, interrupted=bool(came))
     return Ending(status=0, message=None)
 
 
@@ -54,10 +61,18 @@ def pass_on() -> list[int]:
 
     came: list[int] = []
 
+    def send(number: int) -> None:
+        for child in psutil.Process().children():
+            with suppress(psutil.NoSuchProcess):
+                child.send_signal(number)
+
     def handler(number: int, frame: object) -> None:
         came.append(number)
-        for child in psutil.Process().children():
-            child.send_signal(signal.SIGINT)
+        send(signal.SIGINT)
+        if len(came) == 2:  # a rank in a collective hears nothing while it waits for another
+            patience = threading.Timer(SHUTDOWN_S, send, [signal.SIGKILL])
+            patience.daemon = True
+            patience.start()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, handler)
@@ -85,7 +100,7 @@ def ending(codes: dict[int, int], *, interrupted: bool) -> Ending:
         hint = " (as the system does when memory runs out)" if number == signal.SIGKILL else ""
         return Ending(status=1, message=f"process {rank} was killed by {name}{hint}")
     if set(codes.values()) == {LOST}:
-        return Ending(status=1, message="the processes lost their connection to each other")
+        return Ending(status=1, message=SEPARATED)
     return Ending(status=1, message=None)
 
 
@@ -97,7 +112,9 @@ def main(argv: list[str]) -> int:
     end = torchrun(options, ["-m", "opsd.run", run_dir])
     result = Path(run_dir) / RESULT
     if end.message is not None and not result.exists():
-        message = f"{end.message}; {checkpoints.go_on(Path(run_dir))}"
+        parted = Path(run_dir) / PARTED
+        why = f" ({parted.read_text()})" if end.message == SEPARATED and parted.exists() else ""
+        message = f"{end.message}{why}; {checkpoints.go_on(Path(run_dir))}"
         fail(message)
         write_json(result, {"status": "failed", "message": message})
     return end.status

