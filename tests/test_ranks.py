@@ -99,7 +99,10 @@ def running(tmp_path: Path, store: str) -> Iterator[tuple[subprocess.Popen[str],
         assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
         time.sleep(0.05)
     yield process, found[0].parents[1]
-    process.kill()
+    if process.poll() is None:
+        for part in [*psutil.Process(process.pid).children(recursive=True), process]:
+            part.kill()
+    process.wait()
 
 
 def ranks_of(process: subprocess.Popen[str]) -> dict[int, psutil.Process]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -141,6 +142,20 @@ def test_other_prompts_on_the_way_are_refused(recorded):
     ):
         with pytest.raises(ValueError, match=rf"^rollout\.path={recorded}: {said}"):
             Replayed(run.rollout.replayed).responses(prompts, step=1)
+
+
+def test_a_loss_that_reads_the_samplers_probability_needs_it_recorded(recorded, tmp_path):
+    """As vLLM leaves it out for a loss that reads raw log-probs."""
+    (tmp_path / "run" / "rollouts").mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").write_text((recorded / "config.yaml").read_text())
+    prompts = prompts_of(to_run(composed(*SMALL)), 1)[0]
+    raw = [replace(response, processed_logps=[math.nan] * 3) for response in responses_of(1)]
+    records.save(
+        tmp_path / "run", 1, [Rollout(prompt=prompt, response=each, text="") for prompt, each in zip(prompts, raw, strict=True)]
+    )
+    check_inputs(to_run(replay(recorded, "loss=sampled_token")), {})
+    with pytest.raises(ValueError, match=r"^rollout\.path=.*: its sampler kept raw log-probs alone"):
+        check_inputs(to_run(replay(tmp_path / "run", "loss=sampled_token")), {})
 
 
 def test_what_is_no_recorded_run_is_refused(recorded, tmp_path):
