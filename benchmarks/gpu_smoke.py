@@ -102,17 +102,28 @@ def run(name: str, overrides: list[str], *, cwd: Path, limit_s: float) -> dict[s
     return found | {"whole command s": time.perf_counter() - began}
 
 
+def machine() -> str:
+    import torch
+
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU, where sleep and CUDA graphs have no effect"
+    return f"torch {torch.__version__} on {where}"
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def show(results: dict[str, dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="medians of the steps after the first", title_justify="left")
+    table = Table(title=f"medians of the steps after the first, {machine()}", title_justify="left")
     table.add_column("")
     columns = list(dict.fromkeys(key for found in results.values() for key in found if key != "failed"))
     for name in results:
         table.add_column(name, justify="right")
     for column in columns:
-        table.add_row(column, *(f"{found[column]:,.3g}" if column in found else "" for found in results.values()))
+        table.add_row(column, *(number(found[column]) if column in found else "" for found in results.values()))
     Console(width=200, highlight=False).print(table)
     for name, found in results.items():
         if "failed" in found:
@@ -129,6 +140,9 @@ def main() -> int:
 
     if not torch.cuda.is_available() and not arguments.small:
         print("no GPU here: only --small can run", file=sys.stderr)
+        return 2
+    if importlib.util.find_spec("vllm") is None:
+        print("vLLM is not installed: docs/gpu.md says how", file=sys.stderr)
         return 2
     sizes = ("train.batch=8", f"rollout.max_len={32 if arguments.small else 1024}", "train.micro_tokens=16384")
     cases = {name: own for name, own in CASES.items() if "engine=deepspeed" not in own or importlib.util.find_spec("deepspeed")}

@@ -155,6 +155,7 @@ def main() -> None:
     if arguments.vllm:
         overrides = ["rollout=vllm", f"rollout.sync={arguments.vllm}", *arguments.overrides, "rollout.sleep=false"]
         option = to_run(compose(Path("conf"), "config", overrides)[0].cfg).rollout
+        option.check()
         began = time.perf_counter()
         samplers["vllm"] = option.build(loaded, processed=False)
         about["vllm_start_s"] = round(time.perf_counter() - began, 1)

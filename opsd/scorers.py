@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +53,8 @@ def load(run: Run, ranks: Ranks) -> Scorers:
     torch.set_num_threads(run.threads)
     data = training_problems(run)
     loaded = run.model.load(seed=run.seed, device=ranks.device(run.engine.device))
+    if loaded.device.type == "cpu":  # or DeepSpeed, which others import where it is installed, warns of a GPU that it misses
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     teacher = run.teacher.build(loaded) if run.teacher.exists else None
     speaks = teacher is not None and run.prompt.analysis_len is not None
     return Scorers(

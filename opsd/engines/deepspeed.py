@@ -13,7 +13,7 @@ from opsd.registry import register
 if TYPE_CHECKING:
     from opsd.scoring import Objective
 
-INSTALL = "pip install -e '.[deepspeed]'"
+INSTALL = "`pip install -e '.[deepspeed]'` in the project's directory"
 
 
 @register("engine", "deepspeed")

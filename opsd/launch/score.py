@@ -86,7 +86,7 @@ def main(conf: Path, argv: list[str]) -> int:
         print(f"error: {of_system(error, argv)}", file=sys.stderr)
         return REFUSED
     if scoring.root.processes > 1 and "WORLD_SIZE" not in os.environ:
-        return spread(conf.parent / "evaluate.py", argv, scoring.root.processes)
+        return spread(conf.parent / "evaluate.py", argv, processes=scoring.root.processes, threads=scoring.root.threads)
     try:
         score(scoring, ranks.start())
         ranks.end()
@@ -102,12 +102,12 @@ def main(conf: Path, argv: list[str]) -> int:
     return 0
 
 
-def spread(script: Path, argv: list[str], processes: int) -> int:
+def spread(script: Path, argv: list[str], *, processes: int, threads: int) -> int:
     """The same command on several ranks; the exit status."""
     from opsd.launch.local import rank_environment, torchrun_options
     from opsd.torchrun import torchrun
 
-    os.environ |= rank_environment()
+    os.environ |= rank_environment() | {"OMP_NUM_THREADS": str(threads)}
     end = torchrun(torchrun_options(processes), [str(script), *argv])
     if end.message is not None:
         fail(end.message)

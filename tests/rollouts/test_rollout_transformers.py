@@ -333,7 +333,7 @@ def test_a_recurrent_past_is_refused():
         vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, num_heads=4, head_dim=8, state_size=8, n_groups=1, expand=2
     )
     with pytest.raises(ValueError, match="mamba2 keeps its past in LinearAttentionLayer"):
-        TransformersEngine(**VALUES).build(as_loaded(Mamba2ForCausalLM(config)))
+        TransformersEngine(**VALUES).build(as_loaded(Mamba2ForCausalLM(config)), processed=False)
 
 
 def test_versions_and_contexts():
