@@ -6,37 +6,19 @@ A job reads its frozen config, goes on from the latest checkpoint it finds (ther
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opsd import batching, checkpoints, config, ranks, records
+from opsd import batching, checkpoints, records
 from opsd.checkpoints import Progress
 from opsd.config import Run, Schedule, Train
-from opsd.endings import (
-    FAILED,
-    INTERRUPTED,
-    LOST,
-    PARTED,
-    REFUSED,
-    RESULT,
-    Interrupt,
-    NonFinite,
-    attempt,
-    explain,
-    fail,
-    first_to_fail,
-    has_failed,
-    only_job,
-)
+from opsd.endings import Interrupt
 from opsd.engines.base import AdamW
-from opsd.files import write_json
 from opsd.milestones import (
     evaluate_if_due,
     is_evaluation_due,
@@ -59,7 +41,7 @@ from opsd.stream import digest
 from opsd.terminal import Terminal
 from opsd.timing import Clock, gpu_memory, peak_memory
 from opsd.token_kinds import TokenKinds
-from opsd.tracking import OBJECTIVE, Tracker, TrackingError, Unrecorded, recorded_in
+from opsd.tracking import OBJECTIVE, Tracker, Unrecorded, recorded_in
 from opsd.types import Prompt, Request, Rollout, StepReport
 
 if TYPE_CHECKING:
@@ -86,63 +68,6 @@ class Parts(Scorers):
     began: float  # monotonic seconds; what came before is in progress.elapsed_s
     interrupted: bool = False  # as all ranks have agreed, see `agree`
     out_of_time: bool = False
-
-
-def main(run_dir: Path) -> int:
-    """The job of a run directory, or one rank of it; the exit status."""
-    me = ranks.start()
-    try:
-        with only_job(run_dir) if me.first else nullcontext():
-            if me.first:
-                for name in (RESULT, FAILED, PARTED):  # of the job that this one goes on from
-                    (run_dir / name).unlink(missing_ok=True)
-            me.gather(None)
-            status = run_job(run_dir, me)
-    except ValueError as error:  # held by another job, whose records are left alone
-        fail(str(error))
-        status = REFUSED
-    except RuntimeError as error:
-        if not ranks.lost(error):
-            raise
-        status = LOST
-    if me.size > 1 and status != 0:
-        # a group that may have lost a member cannot be taken apart in order: NCCL would wait for it, gloo aborts
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    ranks.end()
-    return status
-
-
-def run_job(run_dir: Path, me: Ranks) -> int:
-    """Runs the job to whatever end it comes to, and records that."""
-    interrupt = Interrupt(run_dir, me)
-    parts, result = None, None
-    try:
-        parts = build(config.load(run_dir), run_dir, interrupt, me)
-        result = train(parts)
-        parts.tracker.close("FINISHED" if result else "KILLED")
-        if result is not None and me.first:
-            write_json(run_dir / RESULT, result)
-        me.gather(None)  # nobody leaves before the record is closed
-    except KeyboardInterrupt:
-        result = None
-        interrupt.ignore()
-        if parts is not None:
-            attempt(partial(parts.tracker.close, "FAILED" if has_failed(run_dir) else "KILLED"))
-    except Exception as error:  # the one place where a job's failures end: each is told and recorded, none is swallowed
-        interrupt.ignore()
-        return record_failure(run_dir, error, me, parts)
-    if parts is not None:
-        attempt(parts.sampler.close)
-    if result is not None:
-        return 0
-    if has_failed(run_dir):
-        return LOST
-    if me.first:
-        latest = checkpoints.latest(run_dir)
-        fail("interrupted; " + ("" if latest is None else f"{latest.name} is saved: ") + checkpoints.go_on(run_dir))
-    return INTERRUPTED
 
 
 def build(run: Run, run_dir: Path, interrupt: Interrupt, me: Ranks) -> Parts:
@@ -356,41 +281,7 @@ def learning_rate(train: Train, step: int) -> float:
     return train.lr * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def record_failure(run_dir: Path, error: Exception, me: Ranks, parts: Parts | None) -> int:
-    """Says what happened, marks the run FAILED and keeps the last good state; the exit status. Of several ranks the one that fails
-    first has the word."""
-    if ranks.lost(error) or not first_to_fail(run_dir):
-        if ranks.lost(error):  # told only where nobody has a better word
-            attempt(partial((run_dir / PARTED).write_text, str(error).splitlines()[0]))
-        if parts is not None:
-            attempt(partial(parts.tracker.close, "FAILED"))
-        return LOST
-    spoilt = isinstance(error, (NonFinite, FloatingPointError))
-    message = explain(error)
-    if me.size > 1:
-        message = f"process {me.rank} of {me.size}: {message}"
-    if parts is not None:
-        message = f"after step {parts.progress.step}: {message}"
-        if spoilt and me.size == 1:
-            attempt(partial(keep_finite, parts))
-        elif isinstance(error, TrackingError) and me.size == 1:  # between two steps: the training itself is sound
-            attempt(partial(save, parts, recorded=False))
-    latest = checkpoints.latest(run_dir)
-    if latest is not None:
-        remedy = "start a new run with a lower train.lr or train.max_grad_norm" if spoilt else checkpoints.go_on(run_dir)
-        message = f"{message.rstrip('.')}; {latest.name} is saved; {remedy}"
-    fail(message)
-    attempt(partial(write_json, run_dir / RESULT, {"status": "failed", "message": message}))
-    if parts is not None:
-        attempt(partial(parts.tracker.close, "FAILED"))
-    return 1
-
-
-def keep_finite(parts: Parts) -> None:
-    """Saves the state before the step that failed, unless its weights are spoilt."""
-    if all(bool(parameter.isfinite().all()) for parameter in parts.loaded.model.parameters()):
-        save(parts)
-
-
 if __name__ == "__main__":
+    from opsd.job import main
+
     sys.exit(main(Path(sys.argv[1]).absolute()))

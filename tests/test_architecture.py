@@ -19,6 +19,7 @@ ABOVE = {
     "config",
     "cross_checks",
     "inputs",
+    "job",
     "preflight",
     "milestones",
     "run",
@@ -44,7 +45,7 @@ HEAVY = {
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "assets" not in path.parts)
 LEVEL = {
     **{"config": 2, "cross_checks": 2},
-    **dict.fromkeys(("inputs", "evaluate", "milestones", "preflight", "run", "scorers", "torchrun", "view"), 3),
+    **dict.fromkeys(("inputs", "evaluate", "job", "milestones", "preflight", "run", "scorers", "torchrun", "view"), 3),
     "launch": 4,
 }
 
