@@ -46,7 +46,8 @@ except ValueError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == (
-        "engine=deepspeed: DeepSpeed is not installed; run pip install -e '.[deepspeed]', or set engine=torch. False\n"
+        "engine=deepspeed: DeepSpeed is not installed; run `pip install -e '.[deepspeed]'` in the project's directory, or set "
+        "engine=torch. False\n"
     )
 
 
@@ -58,7 +59,7 @@ def test_a_broken_library_is_one_message(tmp_path: Path):
         [sys.executable, str(SCRIPT), str(tmp_path), "zero2"],
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{SCRIPT.parents[2]}", "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
