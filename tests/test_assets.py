@@ -45,7 +45,7 @@ def test_the_script_makes_this_tokenizer(tiny):
 
 def rate(tiny, prompts: list[list[int]], answers: list[str]) -> float:
     """Percent right over four samples a prompt."""
-    sampler = option("rollout", "transformers").build(tiny)
+    sampler = option("rollout", "transformers").build(tiny, processed=False)
     requests = [Request(prompt_ids=ids, seed=4 * i + j) for i, ids in enumerate(prompts) for j in range(4)]
     sampling = Sampling(temperature=1.0, top_p=1.0, top_k=None, max_len=64)
     boxes = [final_box(tiny.tokenizer.decode(r.token_ids)) for r in sampler.generate(requests, sampling=sampling)]
