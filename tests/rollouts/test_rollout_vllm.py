@@ -58,9 +58,9 @@ def test_words_that_are_no_choice(overrides):
 def test_how_weights_arrive():
     assert option().way(lora=True) is Sync.adapter
     assert option().way(lora=False) is option("rollout.sync=merged").way(lora=True) is Sync.merged
-    assert option("rollout.sync=adapter").refuses(adapters=True) is None
-    refusal = option("rollout.sync=adapter").refuses(adapters=False)
-    assert refusal == "rollout.sync=adapter with model.lora=null: there is no adapter to load; set rollout.sync=merged."
+    assert option("model=tiny_lora", "rollout.sync=adapter").way(lora=True) is Sync.adapter
+    with pytest.raises(ValueError, match=r"^rollout\.sync=adapter with model\.lora=null: .*set rollout\.sync=merged\.$"):
+        option("rollout.sync=adapter")
 
 
 def test_the_processes_must_divide(random_model, monkeypatch):
