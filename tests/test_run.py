@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from whole_runs import ROOT, environment, final_bytes, killed, launch, lines, the_run, wait_for_step
 
+from opsd.checkpoints import FORMAT
+
 GOLDEN = Path(__file__).parent / "golden" / "smoke.json"
 SMALL = ["debug=smoke"]
 BUSY = ["train.batch=8", "rollout.max_len=32", "eval.max_rows=4", "eval.samples=2", "eval.max_len=32", "train.log_every=2"]
@@ -221,7 +223,7 @@ def test_a_disk_that_fills_up(store, tmp_path):
 
         for checkpoint in kept:
             assert load_file(checkpoint / "model" / "model.safetensors")
-            assert json.loads((checkpoint / "state.json").read_text())["format"] == 2
+            assert json.loads((checkpoint / "state.json").read_text())["format"] == FORMAT
     finally:
         subprocess.run(["umount", str(small)], check=True)
 
