@@ -72,7 +72,7 @@ def nothing(device: torch.device, *, teacher: bool) -> MicroBatch:
     import torch
 
     none = torch.zeros(0, dtype=torch.int64, device=device)
-    side = Sequences(ids_BL=torch.zeros(1, 1, dtype=torch.int64, device=device), rows_T=none, at_T=none)
+    side = sequences([[0]], [[]], device)
     return MicroBatch(
         student=side,
         teacher=side if teacher else None,
@@ -85,30 +85,37 @@ def nothing(device: torch.device, *, teacher: bool) -> MicroBatch:
     )
 
 
-def collate(rollouts: Sequence[Rollout], weights: Sequence[float], device: torch.device) -> MicroBatch:
-    """The tensors of one micro-batch."""
+def sequences(prompts: list[list[int]], responses: list[list[int]], device: torch.device) -> Sequences:
+    """One side's tokens, padded on the right, and where the hidden states stand that predict the response tokens."""
     import torch
 
     def long(values: list[int] | list[list[int]]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=device)
 
+    rows = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
+    width = max(len(row) for row in rows)
+    return Sequences(
+        ids_BL=long([row + [0] * (width - len(row)) for row in rows]),
+        rows_T=long([row for row, ids in enumerate(responses) for _ in ids]),
+        at_T=long([len(prompts[row]) - 1 + i for row, ids in enumerate(responses) for i in range(len(ids))]),
+    )
+
+
+def collate(rollouts: Sequence[Rollout], weights: Sequence[float], device: torch.device) -> MicroBatch:
+    """The tensors of one micro-batch."""
+    import torch
+
+    def long(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
     def real(values: list[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32, device=device)
-
-    def side(prompts: list[list[int]]) -> Sequences:
-        rows = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
-        width = max(len(row) for row in rows)
-        return Sequences(
-            ids_BL=long([row + [0] * (width - len(row)) for row in rows]),
-            rows_T=long([row for row, ids in enumerate(responses) for _ in ids]),
-            at_T=long([len(prompts[row]) - 1 + i for row, ids in enumerate(responses) for i in range(len(ids))]),
-        )
 
     responses = [rollout.response.token_ids for rollout in rollouts]
     teacher_prompts = [rollout.prompt.teacher_ids for rollout in rollouts if rollout.prompt.teacher_ids is not None]
     return MicroBatch(
-        student=side([rollout.prompt.student_ids for rollout in rollouts]),
-        teacher=side(teacher_prompts) if teacher_prompts else None,
+        student=sequences([rollout.prompt.student_ids for rollout in rollouts], responses, device),
+        teacher=sequences(teacher_prompts, responses, device) if teacher_prompts else None,
         response_ids_T=long([token for ids in responses for token in ids]),
         sampler_logps_T=real([logp for rollout in rollouts for logp in rollout.response.processed_logps]),
         sampler_raw_logps_T=real([logp for rollout in rollouts for logp in rollout.response.logps]),

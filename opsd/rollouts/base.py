@@ -190,6 +190,23 @@ class SamplingEngine(RolloutEngine):
         return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, max_len=self.max_len)
 
 
+def require_room(requests: list[Request], max_len: int, *, context: int) -> int:
+    """The longest prompt in tokens.
+
+    Raises:
+        ValueError: it leaves fewer than `max_len` tokens of the model's context.
+    """
+    longest = max((len(request.prompt_ids) for request in requests), default=0)
+    if longest + max_len > context:
+        raise ValueError(f"max_len={max_len} plus a prompt of {longest} tokens exceeds model.context={context}; lower max_len.")
+    return longest
+
+
+def diverged(what: str) -> FloatingPointError:
+    """What to raise over numbers that are not finite."""
+    return FloatingPointError(f"{what}: the model has diverged; go on from an earlier checkpoint with a lower train.lr.")
+
+
 def check_decoding(max_rows: int, cache_tokens: int) -> None:
     """The limits of `own_sampler` make sense."""
     for key, value in (("max_rows", max_rows), ("cache_tokens", cache_tokens)):

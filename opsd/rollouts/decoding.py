@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from opsd.rollouts.base import Sampler, rows_within
+from opsd.rollouts.base import Sampler, diverged, require_room, rows_within
 from opsd.scoring import evaluating, project
 from opsd.types import FinishReason, LoadedModel, Request, Response, Sampling
 
@@ -62,12 +62,7 @@ class TransformersSampler(Sampler):
             ValueError: a prompt leaves fewer than `max_len` tokens of the model's context.
             FloatingPointError: the model's logits are not finite.
         """
-        longest = max((len(request.prompt_ids) for request in requests), default=0)
-        if longest + sampling.max_len > self.loaded.context:
-            raise ValueError(
-                f"max_len={sampling.max_len} plus a prompt of {longest} tokens exceeds model.context={self.loaded.context}; "
-                "lower max_len."
-            )
+        longest = require_room(requests, sampling.max_len, context=self.loaded.context)
         rows = [Row(prompt_ids=request.prompt_ids, stream=uniform_stream(request.seed)) for request in requests]
         ordered = sorted(rows, key=lambda row: (len(row.prompt_ids), row.prompt_ids))
         with evaluating(self.loaded.model):
@@ -100,9 +95,8 @@ class TransformersSampler(Sampler):
         drawn = zip(rows, tokens_R.tolist(), logps_R.tolist(), processed_logps_R.tolist(), strict=True)
         for row, token, logp, processed_logp in drawn:
             if not math.isfinite(logp):
-                raise FloatingPointError(
-                    f"the logits of weights version {self.weights_version} are not finite at response token {len(row.token_ids)}: "
-                    "the model has diverged; go on from an earlier checkpoint with a lower train.lr."
+                raise diverged(
+                    f"the logits of weights version {self.weights_version} are not finite at response token {len(row.token_ids)}"
                 )
             if row.finish_reason is None:
                 row.token_ids.append(token)

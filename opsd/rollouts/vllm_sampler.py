@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opsd import chat
+from opsd.batching import sequences
 from opsd.endings import EngineFailure
-from opsd.rollouts.base import Sampler
+from opsd.rollouts.base import Sampler, diverged, require_room
 from opsd.rollouts.vllm import COOLEST
 from opsd.rollouts.vllm_start import as_it_was, failure
 from opsd.rollouts.vllm_weights import AdapterFile, Digest, held, is_repacked, send, weights
 from opsd.scoring import evaluating, hidden_at, project
-from opsd.types import FinishReason, LoadedModel, Request, Response, Sampling, Sequences
+from opsd.types import FinishReason, LoadedModel, Request, Response, Sampling
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
@@ -89,12 +90,7 @@ class VllmSampler(Sampler):
             FloatingPointError: the model's logits are not finite.
             EngineFailure: the engine died, or gave up a request.
         """
-        longest = max((len(request.prompt_ids) for request in requests), default=0)
-        if longest + sampling.max_len > self.loaded.context:
-            raise ValueError(
-                f"max_len={sampling.max_len} plus a prompt of {longest} tokens exceeds model.context={self.loaded.context}; "
-                "lower max_len."
-            )
+        require_room(requests, sampling.max_len, context=self.loaded.context)
         if 0 < sampling.temperature < COOLEST:
             raise ValueError(f"temperature={sampling.temperature}: vLLM samples at {COOLEST} at least; raise it, or set 0.")
         responses = []
@@ -155,9 +151,7 @@ class VllmSampler(Sampler):
         assert len(logps) == len(completion.token_ids)
         for place, logp in enumerate(logps):
             if not math.isfinite(logp):
-                raise self.diverged(
-                    f"the logits of weights version {self.weights_version} are not finite at response token {place}"
-                )
+                raise diverged(f"the logits of weights version {self.weights_version} are not finite at response token {place}")
         raw, processed = logps, logps
         if sampling.temperature == 0:
             processed = [0.0] * len(logps)
@@ -172,10 +166,6 @@ class VllmSampler(Sampler):
             weights_version=self.weights_version,
         )
 
-    @staticmethod
-    def diverged(what: str) -> FloatingPointError:
-        return FloatingPointError(f"{what}: the model has diverged; go on from an earlier checkpoint with a lower train.lr.")
-
     def sync(self, *, weights_version: int) -> dict[str, float]:
         """Sends the trainer's weights, then proves that they are there.
 
@@ -187,7 +177,7 @@ class VllmSampler(Sampler):
         self.weights_version = weights_version
         for name, parameter in self.loaded.model.named_parameters():
             if parameter.requires_grad and not parameter.isfinite().all():
-                raise self.diverged(f"{name} of weights version {weights_version} is not finite")
+                raise diverged(f"{name} of weights version {weights_version} is not finite")
         share = self._transfer(llm)
         if not self._ask("forget cached prompts", llm.reset_prefix_cache):
             raise self._dead(EngineFailure("rollout=vllm: its prefix cache could not be cleared, and speaks of the old weights."))
@@ -250,7 +240,7 @@ class VllmSampler(Sampler):
         theirs_T = torch.tensor([logp for response in responses for logp in response.logps], dtype=torch.float64)
         ours_T = trainer_logps(self.loaded, self.probe_ids, [response.token_ids for response in responses])
         if not ours_T.isfinite().all():
-            raise self.diverged(f"the trainer's logits of weights version {self.weights_version} are not finite")
+            raise diverged(f"the trainer's logits of weights version {self.weights_version} are not finite")
         gap = float((ours_T - theirs_T).abs().max())
         if gap > self.max_gap:
             raise self._dead(
@@ -297,11 +287,7 @@ class VllmSampler(Sampler):
 
 def trainer_logps(loaded: LoadedModel, prompt_ids: list[int], responses: list[list[int]]) -> torch.Tensor:
     """The trainer's raw log-probs of responses to one prompt, all tokens one after another, float64 `[T]`."""
-    start, width = len(prompt_ids), len(prompt_ids) + max(map(len, responses))
-    rows = [prompt_ids + tokens + [0] * (width - start - len(tokens)) for tokens in responses]
-    places = [(row, start - 1 + index) for row, tokens in enumerate(responses) for index in range(len(tokens))]
-    place = torch.tensor(places, device=loaded.device)
-    side = Sequences(ids_BL=torch.tensor(rows, device=loaded.device), rows_T=place[:, 0], at_T=place[:, 1])
+    side = sequences([prompt_ids] * len(responses), responses, loaded.device)
     ids_T = torch.tensor([token for tokens in responses for token in tokens], device=loaded.device)
     with evaluating(loaded.model):
         logits_TV = project(hidden_at(loaded.body, side), loaded.head_VH)
